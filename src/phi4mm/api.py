@@ -1,0 +1,169 @@
+"""The Python interface: one class that holds a bundle ready to answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing
+from os import PathLike
+from types import TracebackType
+
+import numpy as np
+import numpy.typing as npt
+
+from phi4mm.engine.context_plan import plan_contexts
+from phi4mm.engine.decoder import Decoder
+from phi4mm.engine.encoding import MediaEncoder
+from phi4mm.engine.engine import AdapterChoice, Engine
+from phi4mm.engine.event import Event
+from phi4mm.engine.parameters import EngineParams, FlashAttention, KVType, SamplingParams
+from phi4mm.media.audio import AudioSource
+from phi4mm.media.image import ImageSource
+from phi4mm.modality import AudioProjection
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.prompt.chunk import PromptBuilder
+from phi4mm.prompt.message import Message, user_message
+from phi4mm.prompt.tokenizer import Tokenizer
+
+Embeddings = npt.NDArray[np.float32]
+TRANSCRIBE_PROMPT = "Transcribe the audio clip into text."
+
+
+class Phi4MM:
+    """A loaded bundle.
+
+    Use it as a context manager, or call ``close``::
+
+        with Phi4MM("bundle") as model:
+            for event in model.generate([user_message("What is this?", images=["cat.png"])]):
+                print(event.text, end="")
+
+    One thread at a time uses it; ``cancel`` alone may be called from another.
+
+    Attributes:
+        bundle: the files it was loaded from, and what they hold.
+        tokenizer: text to ids and back.
+        prompts: makes prompts with known token counts, without computing anything.
+    """
+
+    def __init__(
+        self,
+        bundle: str | PathLike[str] | Bundle,
+        *,
+        n_ctx: int | None = None,
+        n_threads: int | None = None,
+        n_gpu_layers: int = 0,
+        kv_type: KVType | tuple[KVType, KVType] = "f16",
+        flash_attention: FlashAttention = "auto",
+    ) -> None:
+        """Load a bundle.
+
+        Args:
+            bundle: its folder, its decoder file, or a ``Bundle`` already open (and then closed
+                with this object).
+            n_ctx: positions per sequence; None takes 8192, or the model's limit if that is less.
+            n_threads: CPU threads; None takes all cores this process may use.
+            n_gpu_layers: decoder layers on an accelerator, if the native library has one.
+            kv_type: element type of the KV cache; two of them for keys and values.
+            flash_attention: the decoder's attention kernel.
+
+        Raises:
+            ModelFileError: a file is malformed, missing, or does not belong to the others.
+            InputError: a setting is out of range for this model.
+            NativeError: the native library cannot load it.
+        """
+        type_k, type_v = (kv_type, kv_type) if isinstance(kv_type, str) else kv_type
+        params = EngineParams(
+            n_ctx=n_ctx,
+            n_threads=n_threads,
+            n_gpu_layers=n_gpu_layers,
+            type_k=type_k,
+            type_v=type_v,
+            flash_attention=flash_attention,
+        )
+        with ExitStack() as stack:
+            self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
+            stack.enter_context(self.bundle)
+            plan = plan_contexts(params, self.bundle.decoder.hparams)
+            self.tokenizer = Tokenizer(self.bundle.decoder.file.metadata)
+            self.prompts = PromptBuilder(self.bundle, self.tokenizer)
+            self._encoder = stack.enter_context(closing(MediaEncoder(self.bundle, params)))
+            decoder = stack.enter_context(closing(Decoder(self.bundle, params, plan)))
+            self._engine = Engine(decoder, self._encoder, self.tokenizer, plan)
+            self._stack = stack.pop_all()
+
+    def generate(
+        self, messages: Sequence[Message], sampling: SamplingParams | None = None
+    ) -> Iterator[Event]:
+        """Answer a conversation, step by step.
+
+        The prompt is built and checked at the call; computing starts with the first event.
+
+        Raises:
+            InputError: the conversation is malformed or does not suit this bundle.
+            MediaError: a picture or clip cannot be used.
+            PromptTooLong: it does not fit the context.
+        """
+        prompt = self.prompts.chat(messages)
+        return self._engine.generate(prompt, sampling or SamplingParams())
+
+    def generate_raw(
+        self,
+        prompt: str,
+        images: Sequence[ImageSource] = (),
+        audios: Sequence[AudioSource] = (),
+        sampling: SamplingParams | None = None,
+    ) -> Iterator[Event]:
+        """Continue a raw prompt: special tokens are parsed, ``<|image_1|>`` marks a picture."""
+        built = self.prompts.raw(prompt, images, audios)
+        return self._engine.generate(built, sampling or SamplingParams())
+
+    def logits(
+        self,
+        prompt: str,
+        images: Sequence[ImageSource] = (),
+        audios: Sequence[AudioSource] = (),
+        adapter: AdapterChoice = "auto",
+    ) -> npt.NDArray[np.float32]:
+        """Logits ``(n_tokens, n_vocab)`` after every position of a raw prompt.
+
+        Args:
+            prompt: special tokens are parsed; ``<|image_1|>`` and ``<|audio_1|>`` mark the media.
+            images: one for each picture marker.
+            audios: one for each clip marker.
+            adapter: "auto" for the one the media ask for; None, "vision" or "speech" to force.
+        """
+        return self._engine.logits(self.prompts.raw(prompt, images, audios), adapter)
+
+    def transcribe(self, source: AudioSource) -> str:
+        """The words spoken in a clip that fits the context."""
+        events = self.generate([user_message(TRANSCRIBE_PROMPT, audios=[source])])
+        return "".join(event.text for event in events).strip()
+
+    def encode_image(self, source: ImageSource) -> Embeddings:
+        """Embeddings ``(n_tokens, n_embd)`` of a picture, after the projector."""
+        return self._encoder.encode(self.prompts.picture(source))
+
+    def encode_audio(
+        self, source: AudioSource, projection: AudioProjection = "speech"
+    ) -> Embeddings:
+        """Embeddings ``(n_tokens, n_embd)`` of a clip, after the projector asked for."""
+        return self._encoder.encode(self.prompts.sound(source), projection)
+
+    def cancel(self) -> None:
+        """Stop the running request from another thread: its iterator raises ``Cancelled``."""
+        self._engine.cancel()
+
+    def close(self) -> None:
+        """Free everything native.  Closing twice does nothing."""
+        self._stack.close()
+
+    def __enter__(self) -> Phi4MM:
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

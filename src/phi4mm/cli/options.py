@@ -1,0 +1,135 @@
+"""Options that several verbs share: which bundle, how to run it, how to sample."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from phi4mm.api import Phi4MM
+    from phi4mm.engine.parameters import SamplingParams
+
+KV_TYPES = ("f32", "f16", "q8_0")
+SAMPLE_NOTICE = (
+    "no model given (-m, or PHI4MM_MODEL): using the built-in sample, a tiny model with random "
+    "weights. Its words mean nothing; it shows that the machinery works. For the real one, "
+    "convert microsoft/Phi-4-multimodal-instruct: phi4mm convert CHECKPOINT -o DIR"
+)
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Flags that choose and load a bundle, named as llama.cpp's users know them."""
+    group = parser.add_argument_group("model")
+    group.add_argument(
+        "-m",
+        "--model",
+        metavar="BUNDLE",
+        type=Path,
+        help="bundle folder or decoder file (default: $PHI4MM_MODEL, else the built-in sample)",
+    )
+    group.add_argument("--mmproj", metavar="FILE", type=Path, help="encoders and projectors")
+    group.add_argument("--vision-lora", metavar="FILE", type=Path, help="adapter for pictures")
+    group.add_argument("--speech-lora", metavar="FILE", type=Path, help="adapter for clips")
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        metavar="N",
+        type=int,
+        help="positions per sequence, prompt and answer together (default: 8192)",
+    )
+    group.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
+    group.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        metavar="N",
+        type=int,
+        default=0,
+        help="decoder layers on an accelerator (default: 0)",
+    )
+    group.add_argument(
+        "-fa",
+        "--flash-attn",
+        choices=("on", "off", "auto"),
+        default="auto",
+        help="the decoder's attention kernel (default: auto)",
+    )
+    for letter, name in (("k", "keys"), ("v", "values")):
+        group.add_argument(
+            f"-ct{letter}",
+            f"--cache-type-{letter}",
+            choices=KV_TYPES,
+            default="f16",
+            type=str.lower,
+            help=f"element type of cached {name} (default: f16)",
+        )
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Flags that choose the next token and the end of an answer."""
+    group = parser.add_argument_group("sampling")
+    group.add_argument("-n", "--n-predict", metavar="N", type=int, help="most tokens to generate")
+    group.add_argument(
+        "--temp",
+        metavar="T",
+        type=float,
+        default=0.0,
+        help="temperature; 0 takes the most likely token (default: 0)",
+    )
+    group.add_argument("--top-p", metavar="P", type=float, default=1.0, help="default: 1 (off)")
+    group.add_argument("--top-k", metavar="K", type=int, default=0, help="default: 0 (off)")
+    group.add_argument("--min-p", metavar="P", type=float, default=0.0, help="default: 0 (off)")
+    group.add_argument("-s", "--seed", metavar="N", type=int, help="makes sampling repeatable")
+
+
+def sample_bundle() -> Path:
+    """The bundle that ships inside the package."""
+    return Path(str(files("phi4mm") / "sample"))
+
+
+def open_model(args: argparse.Namespace) -> Phi4MM:
+    """Load what the model flags name; says so on stderr where it is the sample.
+
+    Raises:
+        ModelFileError: a file cannot be used.
+        InputError: a setting is out of range for this model.
+    """
+    from phi4mm.api import Phi4MM
+    from phi4mm.modelfile.bundle import Bundle
+
+    path = args.model or os.environ.get("PHI4MM_MODEL")
+    if path is None:
+        print(f"phi4mm: {SAMPLE_NOTICE}", file=sys.stderr)
+        path = sample_bundle()
+    bundle = Bundle.open(
+        Path(path), mmproj=args.mmproj, vision_lora=args.vision_lora, speech_lora=args.speech_lora
+    )
+    return Phi4MM(
+        bundle,
+        n_ctx=args.ctx_size,
+        n_threads=args.threads,
+        n_gpu_layers=args.n_gpu_layers,
+        flash_attention=args.flash_attn,
+        kv_type=(args.cache_type_k, args.cache_type_v),
+    )
+
+
+def sampling_params(args: argparse.Namespace) -> SamplingParams:
+    """The sampling flags, checked.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+    from phi4mm.engine.parameters import SamplingParams
+
+    return SamplingParams(
+        temperature=args.temp,
+        top_k=args.top_k,
+        top_p=args.top_p,
+        min_p=args.min_p,
+        seed=args.seed,
+        max_tokens=args.n_predict,
+    )

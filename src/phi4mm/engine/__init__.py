@@ -1,0 +1,1 @@
+"""From input chunks to events: contexts, adapters, encoder cache, sampling, scheduling."""

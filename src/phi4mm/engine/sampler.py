@@ -1,0 +1,44 @@
+"""Choosing the next token from one row of logits."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from phi4mm.engine.parameters import SamplingParams
+
+
+class Sampler:
+    """Draws tokens as ``SamplingParams`` asks; holds the random state of one sequence."""
+
+    def __init__(self, params: SamplingParams) -> None:
+        self._params = params
+        self._random = np.random.default_rng(params.seed)
+
+    def sample(self, logits: npt.NDArray[np.float32]) -> int:
+        """The next token's id from ``logits (n_vocab,)``."""
+        params = self._params
+        if params.temperature == 0:
+            return int(logits.argmax())
+        ids = _candidates(logits, params)
+        weights = np.exp((logits[ids].astype(np.float64) - logits.max()) / params.temperature)
+        cumulative = weights.cumsum()
+        draw = self._random.random() * cumulative[-1]
+        place = min(int(np.searchsorted(cumulative, draw, side="right")), len(ids) - 1)
+        return int(ids[place])
+
+
+def _candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.NDArray[np.intp]:
+    """Ids that top-k, top-p and min-p leave, in this order, on probabilities at temperature 1."""
+    ids = np.arange(len(logits))
+    if 0 < params.top_k < len(logits):
+        ids = np.argpartition(logits, -params.top_k)[-params.top_k :]
+    if params.top_p == 1 and params.min_p == 0:
+        return ids
+    ids = ids[np.argsort(-logits[ids], kind="stable")]
+    kept = logits[ids].astype(np.float64)
+    probabilities = np.exp(kept - kept[0])
+    probabilities /= probabilities.sum()
+    n_top_p = int(np.searchsorted(probabilities.cumsum(), params.top_p)) + 1
+    n_min_p = int((probabilities >= params.min_p * probabilities[0]).sum())
+    return ids[: min(n_top_p, n_min_p)]

@@ -1,0 +1,173 @@
+"""Input chunks: a prompt whose every token is counted, and nothing of it computed yet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+
+from phi4mm.errors import InputError
+from phi4mm.media.audio import AudioSource
+from phi4mm.media.image import ImageSource
+from phi4mm.modality import Mode, mode_of
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.prompt.medium import Picture, Sound, image_params, mel_params, open_picture, open_sound
+from phi4mm.prompt.message import Message
+from phi4mm.prompt.segment import (
+    Medium,
+    MediumKind,
+    Segment,
+    Special,
+    Text,
+    media_of,
+    parse_raw,
+    render_chat,
+)
+from phi4mm.prompt.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class TextChunk:
+    """Token ids of text and special tokens."""
+
+    ids: tuple[int, ...]
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of ids."""
+        return len(self.ids)
+
+
+InputChunk = TextChunk | Picture | Sound
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt ready for the engine: chunks in order, media decoded, tokens counted."""
+
+    chunks: tuple[InputChunk, ...]
+
+    @cached_property
+    def n_text_tokens(self) -> int:
+        """Ids of text and special tokens."""
+        return sum(chunk.n_tokens for chunk in self.chunks if isinstance(chunk, TextChunk))
+
+    @cached_property
+    def n_image_tokens(self) -> int:
+        """Soft tokens of pictures."""
+        return sum(chunk.n_tokens for chunk in self.chunks if isinstance(chunk, Picture))
+
+    @cached_property
+    def n_audio_tokens(self) -> int:
+        """Soft tokens of clips."""
+        return sum(chunk.n_tokens for chunk in self.chunks if isinstance(chunk, Sound))
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions the prompt takes in the context."""
+        return self.n_text_tokens + self.n_image_tokens + self.n_audio_tokens
+
+    @cached_property
+    def mode(self) -> Mode:
+        """Adapter and audio projection that its media ask for."""
+        return mode_of(
+            n_images=sum(isinstance(chunk, Picture) for chunk in self.chunks),
+            n_audios=sum(isinstance(chunk, Sound) for chunk in self.chunks),
+        )
+
+
+class PromptBuilder:
+    """Makes prompts for one bundle: renders, tokenises, decodes media and plans them."""
+
+    def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._bundle = bundle
+        self._image_params = bundle.vision and image_params(bundle.vision)
+        self._mel_params = bundle.audio and mel_params(bundle.audio)
+
+    def chat(self, messages: Sequence[Message]) -> Prompt:
+        """A conversation in the model's template, waiting for the assistant's answer.
+
+        Raises:
+            InputError: the conversation is malformed, or this bundle cannot take its media.
+            MediaError: a picture or clip cannot be used.
+        """
+        images, audios = media_of(messages)
+        return self._build(
+            render_chat(messages), [p.source for p in images], [p.source for p in audios]
+        )
+
+    def raw(
+        self, prompt: str, images: Sequence[ImageSource] = (), audios: Sequence[AudioSource] = ()
+    ) -> Prompt:
+        """A raw prompt: special tokens are parsed, ``<|image_1|>`` and ``<|audio_1|>`` mark media.
+
+        Raises:
+            InputError: markers and media do not match, or this bundle cannot take the media.
+            MediaError: a picture or clip cannot be used.
+        """
+        if not prompt:
+            raise InputError("the prompt is empty")
+        segments = parse_raw(prompt, self._tokenizer.special_tokens)
+        for kind, media in (("image", images), ("audio", audios)):
+            n_markers = sum(isinstance(s, Medium) and s.kind == kind for s in segments)
+            if n_markers != len(media):
+                raise InputError(
+                    f"the prompt marks {n_markers} {kind} place(s) and {len(media)} {kind}(s) "
+                    f"were given: write one <|{kind}_k|> for each"
+                )
+        return self._build(segments, images, audios)
+
+    def picture(self, source: ImageSource) -> Picture:
+        """Decode and plan one picture.
+
+        Raises:
+            InputError: this bundle has no vision encoder.
+            MediaError: it cannot be used.
+        """
+        if self._image_params is None:
+            raise InputError(NO_VISION_ENCODER)
+        return open_picture(source, self._image_params)
+
+    def sound(self, source: AudioSource) -> Sound:
+        """Decode one clip.
+
+        Raises:
+            InputError: this bundle has no audio encoder.
+            MediaError: it cannot be used.
+        """
+        if self._mel_params is None:
+            raise InputError(NO_AUDIO_ENCODER)
+        return open_sound(source, self._mel_params)
+
+    def _build(
+        self,
+        segments: Sequence[Segment],
+        images: Sequence[ImageSource],
+        audios: Sequence[AudioSource],
+    ) -> Prompt:
+        mode = mode_of(n_images=len(images), n_audios=len(audios))
+        if reason := self._bundle.missing_for(mode):
+            raise InputError(reason)
+        media: dict[MediumKind, list[Picture] | list[Sound]] = {
+            "image": [self.picture(source) for source in images],
+            "audio": [self.sound(source) for source in audios],
+        }
+        return Prompt(tuple(self._chunks(segments, media)))
+
+    def _chunks(
+        self, segments: Sequence[Segment], media: Mapping[MediumKind, Sequence[Picture | Sound]]
+    ) -> Iterator[InputChunk]:
+        """Runs of text and special tokens become one chunk each, media stand between them."""
+        for is_medium, run in groupby(segments, key=lambda segment: isinstance(segment, Medium)):
+            if is_medium:
+                yield from (media[s.kind][s.index] for s in run if isinstance(s, Medium))
+            else:
+                yield TextChunk(tuple(id_ for segment in run for id_ in self._ids(segment)))
+
+    def _ids(self, segment: Segment) -> list[int]:
+        if isinstance(segment, Text):
+            return self._tokenizer.encode(segment.text)
+        assert isinstance(segment, Special)
+        return [self._tokenizer.special_id(segment.token)]

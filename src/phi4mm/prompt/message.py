@@ -1,0 +1,72 @@
+"""What a person says to the model: messages made of parts, before any rendering."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from phi4mm.errors import InputError
+from phi4mm.media.audio import AudioSource
+from phi4mm.media.image import ImageSource
+
+Role = Literal["system", "user", "assistant"]
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Words.  Whatever they spell, they stay words: no special token is read out of them."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A picture: a path, the bytes of a file, or a PIL image."""
+
+    source: ImageSource
+
+
+@dataclass(frozen=True, slots=True)
+class AudioPart:
+    """A clip: a path, the bytes of a file, or ``(samples, rate)``."""
+
+    source: AudioSource
+
+
+Part = TextPart | ImagePart | AudioPart
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation.
+
+    Attributes:
+        role: who speaks.
+        parts: text and media in the order given.
+        tools: for a system message, the JSON text that describes the tools on offer.
+
+    Raises:
+        InputError: the role is unknown, or tools stand outside a system message.
+    """
+
+    role: Role
+    parts: tuple[Part, ...]
+    tools: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.role not in get_args(Role):
+            raise InputError(f"message role {self.role!r}: use one of {', '.join(get_args(Role))}")
+        if self.tools is not None and self.role != "system":
+            raise InputError(f"tools belong in a system message, not in a {self.role} message")
+        if self.role != "user" and any(not isinstance(part, TextPart) for part in self.parts):
+            raise InputError(f"a {self.role} message holds text only; media go in a user message")
+
+
+def user_message(
+    text: str = "",
+    images: tuple[ImageSource, ...] | list[ImageSource] = (),
+    audios: tuple[AudioSource, ...] | list[AudioSource] = (),
+) -> Message:
+    """A user's turn from its pictures, its clips and its words."""
+    media: list[Part] = [*map(ImagePart, images), *map(AudioPart, audios)]
+    return Message("user", (*media, TextPart(text)) if text else tuple(media))

@@ -1,0 +1,135 @@
+r"""The tokenizer, rebuilt from a GGUF file's vocabulary, merges and pre-tokenizer.
+
+libllama's own tokenizer is not used: its gpt-4o pattern lacks ``\p{M}`` and so splits Hindi or
+decomposed accents differently from the reference (docs/model.md, "Tokenizer").  Special tokens are
+never found inside text; they come as segments.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable
+
+from tokenizers import Regex, models, pre_tokenizers
+from tokenizers import Tokenizer as BackendTokenizer
+
+from phi4mm.errors import InputError
+from phi4mm.modelfile.keys import TOKENIZER_MODEL, TOKENIZER_PRE
+from phi4mm.modelfile.keys import Tokenizer as Keys
+from phi4mm.modelfile.metadata import Metadata
+
+# The o200k pattern of tokenizer.json, "Tokenizer" in docs/model.md.
+_CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+GPT_4O_PATTERN = "|".join([
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTION}",
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTION}",
+    r"\p{N}{1,3}",
+    r" ?[^\s\p{L}\p{N}]+[\r\n/]*",
+    r"\s*[\r\n]+",
+    r"\s+(?!\S)",
+    r"\s+",
+])  # fmt: skip
+
+_CONTROL, _USER_DEFINED = 3, 4  # token types of the GGUF specification
+_STOP_TOKENS = ("<|end|>", "<|endoftext|>")
+_STOP_KEYS = (Keys.EOS_ID, Keys.EOT_ID)
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The byte-level BPE alphabet: printable bytes stand for themselves, others for U+0100 on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
+
+
+class Tokenizer:
+    """Text to ids and back.
+
+    Attributes:
+        n_vocab: size of the vocabulary.
+        special_tokens: control and user-defined tokens, name to id.
+        stop_ids: ids that end an answer and are never printed.
+    """
+
+    def __init__(self, metadata: Metadata) -> None:
+        """Build from a decoder file's metadata.
+
+        Raises:
+            ModelFileError: the tokenizer is not of this model's kind.
+        """
+        metadata.text(Keys.MODEL, (TOKENIZER_MODEL,))
+        metadata.text(Keys.PRE, (TOKENIZER_PRE,))
+        tokens = metadata.strings(Keys.TOKENS)
+        types = metadata.numbers(Keys.TOKEN_TYPES, length=len(tokens)).tolist()
+        self._tokens = tokens
+        self.n_vocab = len(tokens)
+        self.special_tokens = {
+            token: id_
+            for id_, (token, kind) in enumerate(zip(tokens, types, strict=True))
+            if kind in (_CONTROL, _USER_DEFINED)
+        }
+        self._special_ids = frozenset(self.special_tokens.values())
+        self.stop_ids = self._find_stop_ids(metadata)
+        pairs = (merge.split(" ") for merge in metadata.strings(Keys.MERGES))
+        merges = [(left, right) for left, right in pairs]
+        self._backend = BackendTokenizer(
+            models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges)
+        )
+        self._backend.pre_tokenizer = pre_tokenizers.Sequence([
+            pre_tokenizers.Split(Regex(GPT_4O_PATTERN), "removed", invert=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ])  # fmt: skip
+        self._byte_of_char = _byte_of_char()
+
+    def _find_stop_ids(self, metadata: Metadata) -> frozenset[int]:
+        """Both stop tokens of the model (docs/model.md, "Special tokens"), by key and by name."""
+        high = self.n_vocab - 1
+        by_key = [metadata.u32(k, low=0, high=high) for k in _STOP_KEYS if k in metadata]
+        by_name = [
+            self.special_tokens[name] for name in _STOP_TOKENS if name in self.special_tokens
+        ]
+        return frozenset(by_key + by_name)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of plain text.  No special token is recognised in it, and none is added."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def special_id(self, token: str) -> int:
+        """The id of a special token.
+
+        Raises:
+            InputError: the vocabulary has no such special token.
+        """
+        try:
+            return self.special_tokens[token]
+        except KeyError:
+            raise InputError(f"the vocabulary has no special token {token}") from None
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes one token stands for; a special token stands for its name."""
+        token = self._tokens[token_id]
+        if token_id in self._special_ids:
+            return token.encode()
+        return bytes(self._byte_of_char[char] for char in token)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of ids; bytes that are not UTF-8 become U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+class Detokenizer:
+    """Turns a stream of ids into text, holding back characters that are not complete yet."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes."""
+        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
+
+    def flush(self) -> str:
+        """What is left when the stream ends: U+FFFD for an incomplete character, else nothing."""
+        return self._decoder.decode(b"", final=True)

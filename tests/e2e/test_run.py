@@ -1,0 +1,133 @@
+"""`phi4mm run` as a person uses it: a real process, real files, the built-in sample."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+PICTURE = "picture.png"
+CLIP = "clip.flac"
+
+
+def phi4mm(*args, stdin="", timeout=60, env=None):
+    """Run the command; standard input is not a terminal."""
+    return subprocess.run(
+        [sys.executable, "-m", "phi4mm", *map(str, args)],
+        input=stdin, capture_output=True, text=True, timeout=timeout, env=env, check=False,
+    )  # fmt: skip
+
+
+def answer(*args, **kwargs):
+    """The JSON object of a run that must succeed."""
+    done = phi4mm("run", "--json", "-n", 4, *args, **kwargs)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_text_goes_to_stdout_and_the_notice_to_stderr():
+    done = phi4mm("run", "-p", "Hello", "-n", 4)
+    assert done.returncode == 0
+    assert done.stdout.endswith("\n")
+    assert "built-in sample" in done.stderr
+    assert "built-in sample" not in done.stdout
+
+
+def test_json_counts_every_kind_of_token(sample_media):
+    result = answer("-p", "What?", "--image", sample_media / PICTURE, "--audio", sample_media / CLIP)
+    usage = result["usage"]
+    assert usage["n_image"] > 0
+    assert usage["n_audio"] > 0
+    assert usage["n_text"] > 0
+    assert usage["n_prompt"] == usage["n_text"] + usage["n_image"] + usage["n_audio"]
+    assert usage["n_generated"] <= 4
+    assert result["finish_reason"] in ("stop", "length")
+    assert result["timings"]["first_token_s"] > 0
+
+
+def test_every_picture_counts(sample_media):
+    one = answer("-p", "?", "--image", sample_media / PICTURE)["usage"]["n_image"]
+    two = answer("-p", "?", "--image", sample_media / PICTURE, "--image", sample_media / PICTURE)
+    assert two["usage"]["n_image"] == 2 * one
+
+
+def test_a_picture_alone_is_answered(sample_media):
+    assert answer("--image", sample_media / PICTURE)["usage"]["n_image"] > 0
+
+
+def test_prompt_from_standard_input():
+    assert answer(stdin="Hello")["usage"] == answer("-p", "Hello")["usage"]
+
+
+def test_a_seed_repeats_the_answer():
+    first, second = (answer("-p", "Hello", "--temp", 1, "-s", 3)["text"] for _ in range(2))
+    assert first == second
+
+
+def test_the_model_may_come_from_the_environment(sample_path, monkeypatch):
+    monkeypatch.setenv("PHI4MM_MODEL", str(sample_path))
+    done = phi4mm("run", "-p", "Hello", "-n", 2)
+    assert done.returncode == 0
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "nothing to answer"),
+        (["-p", "x", "--image", "absent.png"], "absent.png"),
+        (["-p", "x", "--audio", "absent.wav"], "absent.wav"),
+        (["-p", "x", "-m", "absent"], "absent"),
+        (["-p", "x", "--temp", "-1"], "temperature is -1.0"),
+        (["-p", "x", "-n", "0"], "max_tokens is 0"),
+        (["-p", "x", "-c", "0"], "n_ctx is 0"),
+        (["-p", "x", "-c", "1000000"], "n_ctx is 1000000: this model was trained for"),
+        (["-p", "word " * 5000], "the prompt has"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(args, message):
+    started = time.monotonic()
+    done = phi4mm("run", *args)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    error = done.stderr.splitlines()[-1]
+    assert error.startswith("phi4mm: ")
+    assert message in error
+    assert time.monotonic() - started < 3
+
+
+def test_a_usage_error_is_exit_code_2():
+    assert phi4mm("run", "--no-such-flag").returncode == 2
+
+
+def test_the_reader_may_go_away():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phi4mm", "run", "-p", "Hello", "-n", "200"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    process.stdout.close()
+    assert process.wait(60) in (0, 141)
+    assert b"Traceback" not in process.stderr.read()
+    process.stderr.close()
+
+
+def test_ctrl_c_stops_the_answer():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phi4mm", "run", "-p", "Hello"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    process.stdout.read(1)
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode in (0, 130)  # it may have finished by itself just before
+    assert b"Traceback" not in stderr
+
+
+def test_help_is_quick():
+    started = time.monotonic()
+    done = phi4mm("--help")
+    assert done.returncode == 0
+    assert "run" in done.stdout
+    assert time.monotonic() - started < 1
