@@ -20,6 +20,8 @@ from phi4mm.media.audio import AudioSource
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import AudioProjection
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.native.abort import AbortFlag
+from phi4mm.native.library import load
 from phi4mm.prompt.chunk import PromptBuilder
 from phi4mm.prompt.message import Message, user_message
 from phi4mm.prompt.tokenizer import Tokenizer
@@ -86,9 +88,11 @@ class Phi4MM:
             plan = plan_contexts(params, self.bundle.decoder.hparams)
             self.tokenizer = Tokenizer(self.bundle.decoder.file.metadata)
             self.prompts = PromptBuilder(self.bundle, self.tokenizer)
-            self._encoder = stack.enter_context(closing(MediaEncoder(self.bundle, params)))
-            decoder = stack.enter_context(closing(Decoder(self.bundle, params, plan)))
-            self._engine = Engine(decoder, self._encoder, self.tokenizer, plan)
+            abort_flag = AbortFlag(load())
+            encoder = stack.enter_context(closing(MediaEncoder(self.bundle, params, abort_flag)))
+            decoder = stack.enter_context(closing(Decoder(self.bundle, params, plan, abort_flag)))
+            self._encoder = encoder
+            self._engine = Engine(decoder, encoder, self.tokenizer, plan, abort_flag)
             self._stack = stack.pop_all()
 
     def generate(

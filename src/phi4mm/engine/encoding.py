@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import numpy as np
 import numpy.typing as npt
 
 from phi4mm.encoders.conformer import AudioEncoder
 from phi4mm.encoders.siglip import VisionEncoder
+from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
 from phi4mm.modality import AudioProjection
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.native.abort import AbortFlag
+from phi4mm.native.ggml import Backend
+from phi4mm.native.library import load
 from phi4mm.prompt.medium import Picture, Sound
 
 Embeddings = npt.NDArray[np.float32]  # (n_tokens, n_embd)
@@ -44,20 +50,36 @@ class EncoderCache:
 
 
 class MediaEncoder:
-    """Both encoders of a bundle behind one cache.
+    """Both encoders of a bundle behind one cache; owns them and their backend."""
 
-    Args:
-        vision: encoder of pictures, if the bundle has one.
-        audio: encoder of clips, if the bundle has one.
-        cache_bytes: bound on cached embeddings.
-    """
+    def __init__(self, bundle: Bundle, params: EngineParams, abort_flag: AbortFlag) -> None:
+        """Make ready the encoders that the bundle has.
 
-    def __init__(
-        self, vision: VisionEncoder | None, audio: AudioEncoder | None, cache_bytes: int
-    ) -> None:
-        self._vision = vision
-        self._audio = audio
-        self._cache = EncoderCache(cache_bytes)
+        Args:
+            bundle: the files.
+            params: threads and the bound of the cache.
+            abort_flag: stops an encoder with ``Cancelled`` while it is set.
+
+        Raises:
+            NativeError: the native library fails or lacks the memory.
+        """
+        self._cache = EncoderCache(params.encoder_cache_bytes)
+        self._vision: VisionEncoder | None = None
+        self._audio: AudioEncoder | None = None
+        with ExitStack() as stack:
+            if (mmproj := bundle.mmproj) is not None:
+                backend = stack.enter_context(Backend(load(), params.threads, abort_flag))
+                if mmproj.vision is not None:
+                    self._vision = VisionEncoder(mmproj.file, mmproj.vision, backend)
+                    stack.callback(self._vision.close)
+                if mmproj.audio is not None:
+                    self._audio = AudioEncoder(mmproj.file, mmproj.audio, backend)
+                    stack.callback(self._audio.close)
+            self._stack = stack.pop_all()
+
+    def close(self) -> None:
+        """Free the encoders.  Closing twice does nothing."""
+        self._stack.close()
 
     def encode(
         self,
@@ -67,13 +89,17 @@ class MediaEncoder:
     ) -> Embeddings:
         """Embeddings of a medium after its projector.
 
+        Differs from the reference: each clip is encoded alone, where the reference pads the clips
+        of a prompt to the longest.  So embeddings do not depend on neighbours, and can be cached.
+
         Args:
             medium: the picture or clip.
             projection: for a clip, which audio projector.
-            between: called between crops and audio chunks; may raise ``Cancelled``.
+            between: called between crops and audio chunks.
 
         Raises:
-            InputError: this bundle has no encoder for the medium.
+            InputError: this bundle has no encoder for the medium, or a clip lacks a projection.
+            Cancelled: the abort flag was set.
         """
         key = (medium.digest, projection)
         if (cached := self._cache.get(key)) is not None:

@@ -127,7 +127,7 @@ class PromptBuilder:
             MediaError: it cannot be used.
         """
         if self._image_params is None:
-            raise InputError(NO_VISION_ENCODER)
+            raise InputError("this model has no vision encoder: give its mmproj file")
         return open_picture(source, self._image_params)
 
     def sound(self, source: AudioSource) -> Sound:
@@ -138,7 +138,7 @@ class PromptBuilder:
             MediaError: it cannot be used.
         """
         if self._mel_params is None:
-            raise InputError(NO_AUDIO_ENCODER)
+            raise InputError("this model has no audio encoder: give its mmproj file")
         return open_sound(source, self._mel_params)
 
     def _build(

@@ -14,9 +14,9 @@ from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from phi4mm.errors import InputError
-from phi4mm.modelfile.keys import TOKENIZER_MODEL, TOKENIZER_PRE
 from phi4mm.modelfile.keys import Tokenizer as Keys
 from phi4mm.modelfile.metadata import Metadata
+from phi4mm.modelfile.vocabulary import CONTROL, USER_DEFINED, byte_letters
 
 # The o200k pattern of tokenizer.json, "Tokenizer" in docs/model.md.
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -31,16 +31,8 @@ GPT_4O_PATTERN = "|".join([
     r"\s+",
 ])  # fmt: skip
 
-_CONTROL, _USER_DEFINED = 3, 4  # token types of the GGUF specification
 _STOP_TOKENS = ("<|end|>", "<|endoftext|>")
 _STOP_KEYS = (Keys.EOS_ID, Keys.EOT_ID)
-
-
-def _byte_of_char() -> dict[str, int]:
-    """The byte-level BPE alphabet: printable bytes stand for themselves, others for U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + k): b for k, b in enumerate(others)}
 
 
 class Tokenizer:
@@ -53,21 +45,15 @@ class Tokenizer:
     """
 
     def __init__(self, metadata: Metadata) -> None:
-        """Build from a decoder file's metadata.
-
-        Raises:
-            ModelFileError: the tokenizer is not of this model's kind.
-        """
-        metadata.text(Keys.MODEL, (TOKENIZER_MODEL,))
-        metadata.text(Keys.PRE, (TOKENIZER_PRE,))
+        """Build from a decoder file's metadata, which ``Bundle.open`` has checked."""
         tokens = metadata.strings(Keys.TOKENS)
-        types = metadata.numbers(Keys.TOKEN_TYPES, length=len(tokens)).tolist()
+        types = metadata.numbers(Keys.TOKEN_TYPES).tolist()
         self._tokens = tokens
         self.n_vocab = len(tokens)
         self.special_tokens = {
             token: id_
             for id_, (token, kind) in enumerate(zip(tokens, types, strict=True))
-            if kind in (_CONTROL, _USER_DEFINED)
+            if kind in (CONTROL, USER_DEFINED)
         }
         self._special_ids = frozenset(self.special_tokens.values())
         self.stop_ids = self._find_stop_ids(metadata)
@@ -80,12 +66,11 @@ class Tokenizer:
             pre_tokenizers.Split(Regex(GPT_4O_PATTERN), "removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ])  # fmt: skip
-        self._byte_of_char = _byte_of_char()
+        self._byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
 
     def _find_stop_ids(self, metadata: Metadata) -> frozenset[int]:
         """Both stop tokens of the model (docs/model.md, "Special tokens"), by key and by name."""
-        high = self.n_vocab - 1
-        by_key = [metadata.u32(k, low=0, high=high) for k in _STOP_KEYS if k in metadata]
+        by_key = [int(metadata.number(key)) for key in _STOP_KEYS if key in metadata]
         by_name = [
             self.special_tokens[name] for name in _STOP_TOKENS if name in self.special_tokens
         ]
@@ -112,7 +97,7 @@ class Tokenizer:
         token = self._tokens[token_id]
         if token_id in self._special_ids:
             return token.encode()
-        return bytes(self._byte_of_char[char] for char in token)
+        return bytes(self._byte_of_letter[letter] for letter in token)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD."""

@@ -1,0 +1,217 @@
+"""Clips: whatever libsndfile decodes, or arrays, in; mono float32 at a rate of the model out.
+
+Differs from the reference: it thins samples by a whole factor, so that 44.1 kHz sound becomes
+22.05 kHz sound declared as 16; here every rate is resampled properly (docs/model.md,
+"Sampling-rate rules").
+"""
+
+from __future__ import annotations
+
+import io
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, BinaryIO, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import soundfile
+import soxr
+
+from phi4mm.errors import MediaError
+from phi4mm.media.params import FrameParams, MelParams
+from phi4mm.media.source import Source, one_line, open_source, source_name
+
+Samples = npt.NDArray[np.float32]
+AudioSource: TypeAlias = Source | tuple[npt.NDArray[Any], int]
+
+_FORMATS = "WAV, FLAC, OGG, MP3 or AIFF"
+_BLOCK_VALUES = 1 << 20  # samples times channels decoded at a time: 4 MB
+# Below, resampling multiplies data without adding sound; above, the filter outgrows any clip.
+_MIN_RATE, _MAX_RATE = 1_000, 10_000_000
+# Nominal samples are within 1.  Beyond this the mel power overflows float32, for the published
+# settings; NaN and infinity are beyond it too.
+_MAX_MAGNITUDE = 1e9
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Clip:
+    """Decoded sound.
+
+    Attributes:
+        samples: float32 [n_samples], mono, nominally -1..1.
+        rate: in Hz, one of the model's two rates.
+        name: where it came from, for messages.
+    """
+
+    samples: Samples
+    rate: int
+    name: str
+
+    @property
+    def duration_s(self) -> float:
+        """Length in seconds."""
+        return len(self.samples) / self.rate
+
+
+def load_audio(source: AudioSource, params: MelParams, *, max_seconds: float | None = None) -> Clip:
+    """Decode a clip, average its channels and bring it to a rate the model takes.
+
+    The model's lower rate is kept and lower ones are raised to it; anything above is resampled to
+    the full rate.  Samples outside -1..1 are left as they are.  A file that ends early without its
+    decoder noticing, such as a WAV cut short, is used as far as it goes.
+
+    Args:
+        source: a path, the bytes of a file, or (samples, rate in Hz) with samples [n] or
+            [n, channels]; integers are scaled by their type's range, floats taken as they are.
+        params: the rates, and the least length.
+        max_seconds: longest clip, in seconds; None for no limit.
+
+    Raises:
+        MediaError: the source cannot be opened, is no sound, is damaged, has values that are not
+            finite, is shorter than one frame or longer than the limit.
+    """
+    if isinstance(source, tuple):
+        return _to_clip(_from_array(*source), params, max_seconds)
+    name = source_name(source, "audio")
+    with open_source(source, name) as stream, _open_sound(stream, name) as sound:
+        recording = _Recording(name, sound.samplerate, _decoded_blocks(sound, name))
+        return _to_clip(recording, params, max_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class _Recording:
+    """Sound as it was recorded: ``blocks`` are float32 [n, channels], read once."""
+
+    name: str
+    rate: int
+    blocks: Iterator[Samples]
+
+
+def _to_clip(recording: _Recording, params: MelParams, max_seconds: float | None) -> Clip:
+    name, rate = recording.name, recording.rate
+    frames = _frames_for(rate, name, params)
+    resampler = _Resampler(rate, frames.sample_rate)
+    pieces, n_read = [], 0
+    for block in recording.blocks:
+        mono = _mono(block, name)
+        n_read += len(mono)
+        if max_seconds is not None and n_read > max_seconds * rate:
+            raise MediaError(
+                f"{name}: longer than the limit of {max_seconds:g} s; cut it into shorter clips"
+            )
+        pieces.append(resampler.feed(mono))
+    if n_read == 0:
+        raise MediaError(f"{name}: has no samples; give at least {frames.window}")
+    samples = np.concatenate([*pieces, resampler.flush()])
+    if len(samples) < frames.window:
+        raise MediaError(
+            f"{name}: {n_read} samples at {rate} Hz are too short, they make {len(samples)} at "
+            f"{frames.sample_rate} Hz; one frame needs {frames.window}"
+        )
+    return Clip(samples, frames.sample_rate, name)
+
+
+def _frames_for(rate: int, name: str, params: MelParams) -> FrameParams:
+    if not _MIN_RATE <= rate <= _MAX_RATE:
+        raise MediaError(f"{name}: sample rate {rate} Hz; must be {_MIN_RATE}..{_MAX_RATE}")
+    return params.narrow if rate <= params.narrow.sample_rate else params.wide
+
+
+def _mono(block: Samples, name: str) -> Samples:
+    with np.errstate(over="ignore", invalid="ignore"):  # judged just below
+        mono: Samples = block.mean(axis=1, dtype=np.float32)
+    if not np.abs(mono).max() <= _MAX_MAGNITUDE:  # also true of NaN
+        raise MediaError(f"{name}: has samples that are NaN, infinite or huge; give -1..1")
+    return mono
+
+
+class _Resampler:
+    """A band-limited change of rate, block by block; equal rates pass through."""
+
+    def __init__(self, rate: int, target: int) -> None:
+        self._stream = (
+            None if rate == target else soxr.ResampleStream(rate, target, 1, quality="HQ")
+        )
+
+    def feed(self, mono: Samples) -> Samples:
+        return mono if self._stream is None else self._stream.resample_chunk(mono)
+
+    def flush(self) -> Samples:
+        nothing = np.empty(0, np.float32)
+        return nothing if self._stream is None else self._stream.resample_chunk(nothing, last=True)
+
+
+class _VirtualFile:
+    """A stream as soundfile wants it.
+
+    It has no name, because soundfile takes a name ending in ``.raw`` for headerless samples.  A
+    seek out of range stays put, which libsndfile notices; an exception would only be printed.
+    """
+
+    def __init__(self, stream: BinaryIO) -> None:
+        self._stream = stream
+        self.read, self.tell = stream.read, stream.tell
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        try:
+            return self._stream.seek(offset, whence)
+        except (OSError, ValueError):
+            return self._stream.tell()
+
+
+def _open_sound(stream: BinaryIO, name: str) -> soundfile.SoundFile:
+    try:
+        return soundfile.SoundFile(_VirtualFile(stream))
+    except soundfile.LibsndfileError as error:
+        raise MediaError(
+            f"{name}: is not audio libsndfile can read ({one_line(error)}); "
+            f"give a complete {_FORMATS}"
+        ) from error
+
+
+def _decoded_blocks(sound: soundfile.SoundFile, name: str) -> Iterator[Samples]:
+    n_block = max(1, _BLOCK_VALUES // sound.channels)
+    while True:
+        try:
+            block = sound.read(n_block, dtype="float32", always_2d=True)
+        except soundfile.LibsndfileError as error:
+            raise MediaError(
+                f"{name}: {sound.format} data is damaged or cut short "
+                f"({one_line(error)}); give a complete file"
+            ) from error
+        if len(block) == 0:
+            return
+        yield block
+
+
+def _from_array(samples: npt.NDArray[Any], rate: int) -> _Recording:
+    name = "<audio samples>"
+    array = np.asarray(samples)
+    if array.dtype.kind not in "iuf":
+        raise MediaError(f"{name}: of type {array.dtype}; give integers or floats")
+    if array.ndim == 1:
+        array = array[:, None]
+    if array.ndim != 2 or array.shape[1] == 0 or 0 < array.shape[0] < array.shape[1]:
+        raise MediaError(f"{name}: of shape {np.shape(samples)}; give [n] or [n, channels]")
+    try:
+        rate = operator.index(rate)
+    except TypeError:
+        raise MediaError(f"{name}: sample rate {rate!r}; give whole Hz") from None
+    return _Recording(name, rate, _array_blocks(array))
+
+
+def _array_blocks(array: npt.NDArray[Any]) -> Iterator[Samples]:
+    n_block = max(1, _BLOCK_VALUES // array.shape[1])
+    for start in range(0, len(array), n_block):
+        yield _to_float(array[start : start + n_block])
+
+
+def _to_float(values: npt.NDArray[Any]) -> Samples:
+    """Integers by the range of their type, the middle of unsigned ones being silence."""
+    if values.dtype.kind == "f":
+        with np.errstate(over="ignore"):  # beyond float32 it becomes infinite, which is refused
+            return values.astype(np.float32)
+    half = 2.0 ** (8 * values.dtype.itemsize - 1)
+    middle = half if values.dtype.kind == "u" else 0.0
+    return ((values.astype(np.float64) - middle) / half).astype(np.float32)

@@ -1,0 +1,1 @@
+"""The whole project against the goldens of the reference."""
