@@ -200,6 +200,7 @@ def test_pieces_of_a_log_line_are_joined(caplog: pytest.LogCaptureFixture) -> No
         ("DEBUG", "one"),
         ("WARNING", "two and three"),
         ("WARNING", "four"),
+        ("DEBUG", "five"),
         ("ERROR", "x"),
     ]
     assert lines == ["x"]

@@ -297,7 +297,7 @@ class Context(Handle):
         if self._seq(source) != self._seq(target):
             self.state_set(target, self.state_get(source))
 
-    def state_get(self, seq_id: int) -> bytes:
+    def state_get(self, seq_id: int) -> bytearray:
         """The cache of a sequence, for ``state_set``."""
         lib, ffi = self.library.lib, self.library.ffi
         size = lib.llama_state_seq_get_size(self.pointer, self._seq(seq_id))
@@ -305,9 +305,9 @@ class Context(Handle):
         written = lib.llama_state_seq_get_data(self.pointer, ffi.from_buffer(state), size, seq_id)
         if size == 0 or written != size:
             raise NativeError("llama_state_seq_get_data", detail=f"wrote {written} of {size} bytes")
-        return bytes(state)
+        return state
 
-    def state_set(self, seq_id: int, state: bytes) -> None:
+    def state_set(self, seq_id: int, state: bytes | bytearray) -> None:
         """Replace the cache of a sequence.
 
         Args:

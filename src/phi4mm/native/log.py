@@ -74,12 +74,15 @@ class LogRelay:
     def feed(self, level: int, text: str) -> None:
         """Take a piece of log text; ``level`` is a ``ggml_log_level``."""
         if level != _CONTINUE:
+            self._log(self._partial)
+            self._partial = ""
             self._level = _LEVELS.get(level, logging.WARNING)
         *lines, self._partial = (self._partial + text).split("\n")
         for line in lines:
-            self._log(line.rstrip())
+            self._log(line)
 
     def _log(self, line: str) -> None:
+        line = line.rstrip()
         if not line:
             return
         logger.log(self._level, "%s", line)

@@ -47,7 +47,8 @@ class Sums:
     @property
     def mean(self) -> Rows:
         """Mean squares, (n_cols,)."""
-        return self.squares / np.float32(self.count)
+        mean: Rows = self.squares / np.float32(self.count)
+        return mean
 
 
 @dataclass(frozen=True, slots=True)

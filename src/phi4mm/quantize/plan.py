@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -118,7 +118,7 @@ def _quantised(
 ) -> PlannedPart:
     path = part.path(out_dir, recipe)
     imatrix = request.imatrix if part.role == "decoder" else None
-    stored = _stored(part, recipe, request, has_importance=imatrix is not None)
+    stored = _stored(part, recipe, request.overrides, has_importance=imatrix is not None)
     if _is_done(part, recipe, stored):
         return _copied(part, path)
     _refuse_quantised(part, stored)
@@ -129,13 +129,95 @@ def _quantised(
     importance: dict[str, Rows] = {}
     notes = _fit_notes(part, stored)
     if imatrix is not None:
-        importance = importance_of(*imatrix, {name: stored[name].shape[-1] for name in part.matrices})
+        widths = {name: stored[name].shape[-1] for name in part.matrices}
+        importance = importance_of(*imatrix, widths)
         metadata |= _imatrix_metadata(*imatrix)
-        notes.append(_imatrix_note(part, stored, importance))
-    encoders = {n: TensorEncoder(library, importance.get(n)) for n in part.matrices}
+        notes += _imatrix_notes(part, stored, importance)
+    encoders = {name: TensorEncoder(library, importance.get(name)) for name in stored}
     output = [
-        OutputTensor(n, s.shape, s.ggml_type, part.rows(n), **_encode(encoders.get(n)))
-        for n, s in stored.items()
+        OutputTensor(name, s.shape, s.ggml_type, part.rows(name), encoders[name])
+        for name, s in stored.items()
     ]
     file = OutputFile(path, copied_metadata(part.file.metadata, metadata), output)
     return PlannedPart(part, path, file, encoders, tuple(notes))
+
+
+def _copied(part: SourcePart, path: Path) -> PlannedPart:
+    return PlannedPart(part, path, None, {}, ())
+
+
+def _stored(
+    part: SourcePart, recipe: Recipe, overrides: Sequence[Override], *, has_importance: bool
+) -> dict[str, StoredAs]:
+    """How each tensor will be stored, in file order."""
+    types = wanted_types(recipe, part.matrices, has_importance=has_importance, overrides=overrides)
+    return {
+        name: stored_as(part.table[name], types.get(name, GGMLType.F32))
+        for name in part.file.tensors
+    }
+
+
+def _is_done(part: SourcePart, recipe: Recipe, stored: Mapping[str, StoredAs]) -> bool:
+    """Whether the source's file is already what is asked for."""
+    return part.file.metadata.get(keys.General.FILE_TYPE) == recipe.file_type and all(
+        (info.ggml_type, info.shape) == (stored[name].ggml_type, stored[name].shape)
+        for name, info in part.file.tensors.items()
+    )
+
+
+def _refuse_quantised(part: SourcePart, stored: Mapping[str, StoredAs]) -> None:
+    """Quantising twice adds the errors up; llama-quantize refuses it as well."""
+    for name, info in part.file.tensors.items():
+        if info.ggml_type not in SOURCE_TYPES:
+            flag = _CONVERT_FLAGS[part.role]
+            leave = "" if part.role == "decoder" else f", or leave {flag} out to copy the file"
+            raise InputError(
+                f"{part.file.path}: {name} is {info.ggml_type.name} already, and making it "
+                f"{stored[name].ggml_type.name} would add to its error: convert the checkpoint "
+                f"again with {flag} f16{leave}"
+            )
+
+
+def _check_request(bundle: Bundle, parts: Sequence[SourcePart], request: Request) -> None:
+    """Refuse what would have no effect."""
+    roles = {part.role for part in parts}
+    if request.mmproj is not None and "mmproj" not in roles:
+        raise InputError(f"{bundle.decoder.path}: has no mmproj beside it: leave --mmproj-type out")
+    if request.lora is not None and "adapter" not in roles:
+        raise InputError(f"{bundle.decoder.path}: has no adapter beside it: leave --lora-type out")
+    names = [name for part in parts if request.recipe(part.role) for name in part.matrices]
+    for override in request.overrides:
+        if not any(override.pattern.search(name) for name in names):
+            raise InputError(
+                f"--tensor-type {override.pattern.pattern!r}: found in none of the {len(names)} "
+                f"matrices that are quantised; they are named like {names[-1]}"
+            )
+
+
+def _fit_notes(part: SourcePart, stored: Mapping[str, StoredAs]) -> list[str]:
+    counts = Counter(s.note for s in stored.values() if s.note)
+    return [
+        f"{part.title}: {n} {'matrix' if n == 1 else 'matrices'} with {note}"
+        for note, n in counts.items()
+    ]
+
+
+def _imatrix_metadata(imatrix: ImportanceMatrix, path: Path) -> WritableMetadata:
+    return {
+        IMATRIX_FILE: path.name,
+        IMATRIX_DATASET: imatrix.datasets[0] if imatrix.datasets else "",
+        IMATRIX_ENTRIES: len(imatrix.sums),
+        IMATRIX_CHUNKS: imatrix.n_chunks,
+    }
+
+
+def _imatrix_notes(
+    part: SourcePart, stored: Mapping[str, StoredAs], importance: Mapping[str, Rows]
+) -> list[str]:
+    """Say where an importance matrix has no say."""
+    notes = []
+    if without := [name for name in part.matrices if name not in importance]:
+        notes.append(f"the importance matrix has nothing on {', '.join(without)}")
+    if all(stored[name].ggml_type in _INDIFFERENT for name in importance):
+        notes.append("the importance matrix changes nothing: it has no effect on these types")
+    return notes

@@ -63,7 +63,7 @@ class SourcePart:
     def rows(self, name: str) -> SourceTensor:
         """The rows of a tensor of type F32, F16 or BF16, read when they are needed."""
         info = self.file.tensors[name]
-        data = memoryview(self.file.raw(name))
+        data = self.file.raw(name).data
         return SourceTensor(name, info.ggml_type.name, info.shape, self.file.path, data)
 
 

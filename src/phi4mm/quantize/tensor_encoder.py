@@ -64,9 +64,12 @@ class TensorEncoder:
         if self._importance is None:
             return Loss(errors.sum(), values.sum())
         weights = self._importance.astype(np.float64)
-        return Loss(errors.sum(), values.sum(), weights @ errors, weights @ values)
+        return Loss(
+            errors.sum(), values.sum(), float(weights @ errors), float(weights @ values)
+        )
 
 
 def _column_squares(rows: Rows) -> npt.NDArray[np.float64]:
     """Sums of squares of the columns, (n_cols,)."""
-    return np.einsum("ij,ij->j", rows, rows).astype(np.float64)
+    squares: npt.NDArray[np.float32] = np.einsum("ij,ij->j", rows, rows)
+    return squares.astype(np.float64)

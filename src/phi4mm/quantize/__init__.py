@@ -1,0 +1,1 @@
+"""Quantising a bundle, and the importance matrix that makes it better."""
