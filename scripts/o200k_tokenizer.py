@@ -63,9 +63,14 @@ def read_ranks(path: Path | None = None) -> Ranks:
 def last_merge(token: bytes, ranks: Ranks) -> tuple[bytes, bytes]:
     """The two parts that byte-pair encoding has merged into ``token`` last.
 
-    Encoding with only the ranks below the token's own leaves exactly two parts.
+    Encoding with only the ranks below the token's own leaves exactly two parts; where only one
+    pair of lower tokens makes this one, it is that pair.
     """
     limit = ranks[token]
+    splits = [(token[:i], token[i:]) for i in range(1, len(token))]
+    possible = [p for p in splits if max(ranks.get(part, limit) for part in p) < limit]
+    if len(possible) == 1:
+        return possible[0]
     parts = [token[i : i + 1] for i in range(len(token))]
     while len(parts) > 2:
         pairs = [ranks.get(a + b, limit) for a, b in pairwise(parts)]

@@ -1,6 +1,6 @@
 """Writes the built-in sample bundle: the tiny random model of the tests, quantised to Q8_0.
 
-    PYTHONPATH=tests python scripts/random_sample.py
+PYTHONPATH=tests python scripts/random_sample.py
 """
 
 import tempfile

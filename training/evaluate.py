@@ -108,7 +108,11 @@ def evaluate_speech(
 
 @torch.no_grad()
 def evaluate_spoken_questions(
-    talk: Conversation, spoken: SpokenQuestions, n: int, split: Split, adapter: str | None = "vision"
+    talk: Conversation,
+    spoken: SpokenQuestions,
+    n: int,
+    split: Split,
+    adapter: str | None = "vision",
 ) -> dict[str, Any]:
     """Exact answers to spoken questions about pictures."""
     rng, tally = random.Random(f"spoken {split}"), Tally()

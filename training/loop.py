@@ -7,7 +7,6 @@ nothing of modalities. Runs are exact repeats: each block of batches is seeded b
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import time
@@ -19,8 +18,6 @@ from typing import Any, Protocol
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,6 +78,12 @@ def write_atomically(path: Path, save: Any) -> None:
     partial = path.with_name(path.name + ".partial")
     save(partial)
     os.replace(partial, path)
+
+
+def saved_heads(run_dir: Path, stage: str) -> dict[str, Tensor]:
+    """The throw-away heads of an earlier stage."""
+    saved = torch.load(run_dir / stage / "checkpoint.pt", weights_only=False)
+    return saved["state"]["heads"]
 
 
 class Loop:

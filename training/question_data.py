@@ -123,9 +123,7 @@ def picture_batch(questions: list[Question], g: VisionGeometry) -> PictureBatch:
     )
 
 
-def draw_batch(
-    rng: random.Random, split: Split, g: VisionGeometry, n_patches: int
-) -> PictureBatch:
+def draw_batch(rng: random.Random, split: Split, g: VisionGeometry, n_patches: int) -> PictureBatch:
     """Questions of one size drawn by weight, within a budget of encoded patches."""
     size = rng.choices(list(SIZES), list(SIZES.values()))[0]
     first = question(rng, split, size)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +13,8 @@ from .geometry import Geometry
 from .initial import initial_model
 from .loop import Loop, Schedule, Stage, Stopped
 from .model import SampleModel
+from .prompting import Conversation
+from .speech_synthesis import synthesise
 from .stage_audio_encoder import AudioEncoderStage
 from .stage_mixed import MixedStage
 from .stage_speech import SpeechStage
@@ -22,25 +23,24 @@ from .stage_vision import VisionStage
 from .stage_vision_encoder import VisionEncoderStage
 from .tokenizer import Tokenizer
 
-Maker = Callable[[SampleModel, Tokenizer, Path], Stage]
+Maker = Callable[[Conversation, Path], Stage]
 STAGES: dict[str, Maker] = {
-    "text": lambda model, tokenizer, run_dir: TextStage(model, tokenizer, Schedule(2600, 1.4e-3)),
-    "vision_encoder": lambda model, tokenizer, run_dir: VisionEncoderStage(
-        model, Schedule(9000, 1e-3, warmup=100)
+    "text": lambda talk, _: TextStage(talk, Schedule(2600, 1.4e-3)),
+    "vision_encoder": lambda talk, _: VisionEncoderStage(
+        talk.model, Schedule(9000, 1e-3, warmup=100)
     ),
-    "vision": lambda model, tokenizer, run_dir: VisionStage(
-        model, tokenizer, run_dir, Schedule(9000, 8e-4)
+    "vision": lambda talk, run_dir: VisionStage(talk, run_dir, Schedule(9000, 8e-4)),
+    "audio_encoder": lambda talk, run_dir: AudioEncoderStage(
+        talk.model, run_dir, Schedule(9000, 8e-4, warmup=100)
     ),
-    "audio_encoder": lambda model, tokenizer, run_dir: AudioEncoderStage(
-        model, run_dir, Schedule(9000, 8e-4, warmup=100)
-    ),
-    "speech": lambda model, tokenizer, run_dir: SpeechStage(
-        model, tokenizer, run_dir, Schedule(5000, 8e-4)
-    ),
-    "mixed": lambda model, tokenizer, run_dir: MixedStage(
-        model, tokenizer, run_dir, Schedule(3000, 6e-4)
-    ),
+    "speech": lambda talk, run_dir: SpeechStage(talk, run_dir, Schedule(5000, 8e-4)),
+    "mixed": lambda talk, run_dir: MixedStage(talk, run_dir, Schedule(3000, 6e-4)),
 }
+
+
+def load_tokenizer(run_dir: Path) -> Tokenizer:
+    """The run's tokenizer; it is trained where there is none yet."""
+    return Tokenizer.load(run_dir / "tokenizer.json")
 
 
 def assemble(run_dir: Path, tokenizer: Tokenizer, stages: list[str]) -> SampleModel:
@@ -54,11 +54,12 @@ def assemble(run_dir: Path, tokenizer: Tokenizer, stages: list[str]) -> SampleMo
     return model
 
 
-def run_stage(name: str, run_dir: Path, tokenizer: Tokenizer) -> None:
+def run_stage(name: str, run_dir: Path) -> None:
     """Train one stage on top of those before it."""
+    tokenizer = load_tokenizer(run_dir)
     earlier = list(STAGES)[: list(STAGES).index(name)]
-    model = assemble(run_dir, tokenizer, earlier)
-    Loop(STAGES[name](model, tokenizer, run_dir), run_dir).run()
+    talk = Conversation(assemble(run_dir, tokenizer, earlier), tokenizer)
+    Loop(STAGES[name](talk, run_dir), run_dir).run()
 
 
 def main() -> None:
@@ -68,12 +69,12 @@ def main() -> None:
     parser.add_argument("--stage", choices=list(STAGES), help="only this stage")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
-    logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(arguments.threads)
-    tokenizer = Tokenizer.load(arguments.run_dir / "tokenizer.json")
     try:
+        if not arguments.stage:
+            synthesise(arguments.run_dir)
         for name in [arguments.stage] if arguments.stage else STAGES:
-            run_stage(name, arguments.run_dir, tokenizer)
+            run_stage(name, arguments.run_dir)
     except Stopped:
         print("stopped; the same command goes on from here", flush=True)
 

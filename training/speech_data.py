@@ -18,7 +18,7 @@ from scipy.signal import resample_poly
 from torch import Tensor
 
 from .frontend import RATE, log_mel
-from .speech_synthesis import Kind, Wave, shard_path, unit_words, units
+from .speech_synthesis import Kind, Wave, shard_path, spoken_form, unit_words, units
 from .vocabulary import Split, vocabulary
 
 HOP = 160
@@ -104,6 +104,24 @@ class Clips:
         wave = self.waves[index].astype(np.float32) / 32768
         text = self.texts[index]
         return Utterance(wave, text, _proportional_spans(text, len(wave)), self.voices[index])
+
+    def draw(self, rng: random.Random) -> Utterance:
+        """Any clip."""
+        return self.get(rng.randrange(len(self)))
+
+
+class SpokenQuestions:
+    """Clips of one split that say a question about a picture, found by the question."""
+
+    def __init__(self, run_dir: Path, split: Split) -> None:
+        self.clips = Clips(run_dir, split, "question")
+        self.by_text: dict[str, list[int]] = defaultdict(list)
+        for index, text in enumerate(self.clips.texts):
+            self.by_text[text].append(index)
+
+    def say(self, question: str, rng: random.Random) -> Utterance:
+        """A clip that says the question, which must be among those that were synthesised."""
+        return self.clips.get(rng.choice(self.by_text[spoken_form(question)]))
 
 
 def joined(parts: list[Utterance], gaps: list[int]) -> Utterance:
@@ -207,3 +225,15 @@ def make_batch(utterances: list[Utterance], rng: random.Random, strength: float)
 def silence(rng: random.Random) -> Utterance:
     """One to four seconds in which nothing is said."""
     return Utterance(np.zeros(rng.randint(RATE, 4 * RATE), np.float32), "", [], "none")
+
+
+def grouped(utterances: list[Utterance], rng: random.Random, budget: int) -> list[list[Utterance]]:
+    """Batches of similar length within a budget of padded tokens."""
+    batches: list[list[Utterance]] = []
+    for utterance in sorted(utterances, key=lambda u: len(u.wave)):
+        tokens = len(utterance.wave) / SAMPLES_PER_TOKEN + 6
+        if not batches or tokens * (len(batches[-1]) + 1) > budget:
+            batches.append([])
+        batches[-1].append(utterance)
+    rng.shuffle(batches)
+    return batches

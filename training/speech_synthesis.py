@@ -43,13 +43,18 @@ class Order:
     pause: bool
 
 
+def spoken_form(question: str) -> str:
+    """A question as it is spoken and transcribed: lower case, no punctuation."""
+    return question.lower().rstrip("?.")
+
+
 @lru_cache(maxsize=16)
 def questions(form: str | None = None) -> list[str]:
     """The questions about pictures as they are spoken, of one form or of all."""
     v = vocabulary()
     forms = v["picture_questions"] if form is None else {form: v["picture_questions"][form]}
     asked = {
-        text.format(shape=shape, colour=colour, item=item).lower().rstrip("?.")
+        spoken_form(text.format(shape=shape, colour=colour, item=item))
         for text in forms.values()
         for shape in v["shapes"]
         for colour in v["colours"]

@@ -15,7 +15,16 @@ from torch import Tensor, nn
 from .loop import Group, Schedule
 from .metrics import edit_distance
 from .model import SampleModel
-from .speech_data import UNITS, Clips, SpeechBatch, Utterance, join_items, make_batch, silence
+from .speech_data import (
+    UNITS,
+    Clips,
+    SpeechBatch,
+    Utterance,
+    grouped,
+    join_items,
+    make_batch,
+    silence,
+)
 
 TOKENS_PER_BATCH = 560
 BATCHES_PER_BLOCK = 25
@@ -43,18 +52,6 @@ class UnitHeads(nn.Module):
         return [[b for a, b in zip([0, *row], row, strict=False) if b and b != a] for row in best]
 
 
-def grouped(utterances: list[Utterance], rng: random.Random, budget: int) -> list[list[Utterance]]:
-    """Batches of similar length within a budget of padded tokens."""
-    batches: list[list[Utterance]] = []
-    for utterance in sorted(utterances, key=lambda u: len(u.wave)):
-        tokens = len(utterance.wave) / 1280 + 6
-        if not batches or tokens * (len(batches[-1]) + 1) > budget:
-            batches.append([])
-        batches[-1].append(utterance)
-    rng.shuffle(batches)
-    return batches
-
-
 class AudioEncoderStage:
     """Single items, then joined items, then phrases, each from when the last is learnt."""
 
@@ -74,9 +71,7 @@ class AudioEncoderStage:
 
     def _fit_normalisation(self) -> None:
         rng = random.Random(3)
-        batch = make_batch(
-            [self.phrases.get(i) for i in rng.sample(range(len(self.phrases)), 64)], rng, 1
-        )
+        batch = make_batch([self.phrases.draw(rng) for _ in range(64)], rng, 0)
         mel = batch.mel.flatten(0, 1)
         self.encoder.encoder_embedding.global_mean.copy_(mel.mean(0))
         self.encoder.encoder_embedding.global_invstd.copy_(1 / mel.std(0))
@@ -94,10 +89,9 @@ class AudioEncoderStage:
             return silence(rng)
         if rng.random() < self.difficulty:
             if rng.random() < 0.75 * self.difficulty:
-                source = self.phrases if rng.random() < 0.8 else self.questions
-                return source.get(rng.randrange(len(source)))
+                return (self.phrases if rng.random() < 0.8 else self.questions).draw(rng)
             return join_items(self.items, rng, rng.randint(2, 5))
-        return self.items.get(rng.randrange(len(self.items)))
+        return self.items.draw(rng)
 
     def batches(self, step: int) -> Iterator[SpeechBatch]:
         rng = random.Random(f"{self.name} {step}")

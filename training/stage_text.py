@@ -10,9 +10,10 @@ from typing import Any
 from torch import Tensor
 
 from . import text_data
+from .evaluate import evaluate_text
 from .loop import Group, Schedule
-from .model import SampleModel, pad_answers
-from .tokenizer import Tokenizer
+from .model import pad_answers
+from .prompting import Conversation
 
 TOKENS_PER_BATCH = 1300
 BATCHES_PER_BLOCK = 16
@@ -46,11 +47,12 @@ class TextStage:
 
     name = "text"
 
-    def __init__(self, model: SampleModel, tokenizer: Tokenizer, schedule: Schedule) -> None:
-        self.model, self.tokenizer, self.schedule = model, tokenizer, schedule
+    def __init__(self, talk: Conversation, schedule: Schedule) -> None:
+        self.talk, self.schedule = talk, schedule
+        self.model, self.tokenizer = talk.model, talk.tokenizer
         self.trained = {
             name: p
-            for name, p in model.named_parameters()
+            for name, p in talk.model.named_parameters()
             if "embed_tokens_extend" not in name and "lora_" not in name
         }
 
@@ -83,7 +85,7 @@ class TextStage:
         return result.loss, {"right": result.accuracy}
 
     def evaluate(self, n: int) -> dict[str, Any]:
-        return evaluate_text(self.model, self.tokenizer, n, "dev")
+        return evaluate_text(self.talk, n, "dev")
 
     def exported(self) -> Mapping[str, Tensor]:
         return self.trained
@@ -92,26 +94,4 @@ class TextStage:
         return {}
 
     def restore(self, state: dict[str, Any]) -> None:
-        assert not state
-
-
-def evaluate_text(
-    model: SampleModel, tokenizer: Tokenizer, n: int, split: text_data.Split, seed: int = 99
-) -> dict[str, Any]:
-    """Share of exact answers per kind, and a few wrong ones."""
-    rng, shares, wrong = random.Random(seed), {}, []
-    for kind in text_data.KINDS:
-        items = [text_data.sample(rng, split, kind) for _ in range(n)]
-        prompts = [model.embed(tokenizer.encode(item.prompt)).detach() for item in items]
-        answers = [
-            tokenizer.decode(ids)
-            for start in range(0, n, 50)
-            for ids in model.generate(prompts[start : start + 50], None, tokenizer.end)
-        ]
-        pairs = list(zip(items, answers, strict=True))
-        bad = [
-            (item.prompt[-60:], item.answer, said) for item, said in pairs if item.answer != said
-        ]
-        shares[kind] = round(1 - len(bad) / n, 4)
-        wrong += bad[:2]
-    return {**shares, "wrong": wrong}
+        """Nothing beyond the weights."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import cached_property
 from os import PathLike
 from types import TracebackType
 
@@ -22,7 +23,7 @@ from phi4mm.modality import AudioProjection
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.native.abort import AbortFlag
 from phi4mm.native.library import load
-from phi4mm.prompt.chunk import PromptBuilder
+from phi4mm.prompt.chunk import Prompt, PromptBuilder
 from phi4mm.prompt.message import Message, user_message
 from phi4mm.prompt.tokenizer import Tokenizer
 
@@ -57,7 +58,7 @@ class Phi4MM:
         kv_type: KVType | tuple[KVType, KVType] = "f16",
         flash_attention: FlashAttention = "auto",
     ) -> None:
-        """Load a bundle.
+        """Open a bundle and check it.
 
         Args:
             bundle: its folder, its decoder file, or a ``Bundle`` already open (and then closed
@@ -71,10 +72,9 @@ class Phi4MM:
         Raises:
             ModelFileError: a file is malformed, missing, or does not belong to the others.
             InputError: a setting is out of range for this model.
-            NativeError: the native library cannot load it.
         """
         type_k, type_v = (kv_type, kv_type) if isinstance(kv_type, str) else kv_type
-        params = EngineParams(
+        self._params = EngineParams(
             n_ctx=n_ctx,
             n_threads=n_threads,
             n_gpu_layers=n_gpu_layers,
@@ -85,15 +85,33 @@ class Phi4MM:
         with ExitStack() as stack:
             self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)
             stack.enter_context(self.bundle)
-            plan = plan_contexts(params, self.bundle.decoder.hparams)
+            self._plan = plan_contexts(self._params, self.bundle.decoder.hparams)
             self.tokenizer = Tokenizer(self.bundle.decoder.file.metadata)
             self.prompts = PromptBuilder(self.bundle, self.tokenizer)
-            abort_flag = AbortFlag(load())
-            encoder = stack.enter_context(closing(MediaEncoder(self.bundle, params, abort_flag)))
-            decoder = stack.enter_context(closing(Decoder(self.bundle, params, plan, abort_flag)))
-            self._encoder = encoder
-            self._engine = Engine(decoder, encoder, self.tokenizer, plan, abort_flag)
             self._stack = stack.pop_all()
+
+    def load(self) -> None:
+        """Load the weights and allocate everything a request can need.
+
+        The first request does it otherwise, after its prompt was found to be in order.
+
+        Raises:
+            NativeError: the native library cannot load a file, or memory is short.
+        """
+        _ = self._engine
+
+    @cached_property
+    def _engine(self) -> Engine:
+        with ExitStack() as stack:
+            abort_flag = AbortFlag(load())
+            encoder = stack.enter_context(
+                closing(MediaEncoder(self.bundle, self._params, abort_flag))
+            )
+            decoder = stack.enter_context(
+                closing(Decoder(self.bundle, self._params, self._plan, abort_flag))
+            )
+            self._stack.push(stack.pop_all())
+        return Engine(decoder, encoder, self.tokenizer, self._plan, abort_flag)
 
     def generate(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
@@ -107,8 +125,7 @@ class Phi4MM:
             MediaError: a picture or clip cannot be used.
             PromptTooLong: it does not fit the context.
         """
-        prompt = self.prompts.chat(messages)
-        return self._engine.generate(prompt, sampling or SamplingParams())
+        return self._answer(self.prompts.chat(messages), sampling)
 
     def generate_raw(
         self,
@@ -118,8 +135,11 @@ class Phi4MM:
         sampling: SamplingParams | None = None,
     ) -> Iterator[Event]:
         """Continue a raw prompt: special tokens are parsed, ``<|image_1|>`` marks a picture."""
-        built = self.prompts.raw(prompt, images, audios)
-        return self._engine.generate(built, sampling or SamplingParams())
+        return self._answer(self.prompts.raw(prompt, images, audios), sampling)
+
+    def _answer(self, prompt: Prompt, sampling: SamplingParams | None) -> Iterator[Event]:
+        self._plan.require_fit(prompt.n_tokens)
+        return self._engine.generate(prompt, sampling or SamplingParams())
 
     def logits(
         self,
@@ -136,7 +156,9 @@ class Phi4MM:
             audios: one for each clip marker.
             adapter: "auto" for the one the media ask for; None, "vision" or "speech" to force.
         """
-        return self._engine.logits(self.prompts.raw(prompt, images, audios), adapter)
+        built = self.prompts.raw(prompt, images, audios)
+        self._plan.require_fit(built.n_tokens)
+        return self._engine.logits(built, adapter)
 
     def transcribe(self, source: AudioSource) -> str:
         """The words spoken in a clip that fits the context."""
@@ -145,13 +167,13 @@ class Phi4MM:
 
     def encode_image(self, source: ImageSource) -> Embeddings:
         """Embeddings ``(n_tokens, n_embd)`` of a picture, after the projector."""
-        return self._encoder.encode(self.prompts.picture(source))
+        return self._engine.encode(self.prompts.picture(source))
 
     def encode_audio(
         self, source: AudioSource, projection: AudioProjection = "speech"
     ) -> Embeddings:
         """Embeddings ``(n_tokens, n_embd)`` of a clip, after the projector asked for."""
-        return self._encoder.encode(self.prompts.sound(source), projection)
+        return self._engine.encode(self.prompts.sound(source), projection)
 
     def cancel(self) -> None:
         """Stop the running request from another thread: its iterator raises ``Cancelled``."""

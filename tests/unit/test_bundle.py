@@ -1,4 +1,4 @@
-"""Bundles: parts found by what they say of themselves, checked against each other, refused by name."""
+"""Bundles: parts known by what they say, checked against each other, refused by name."""
 
 from __future__ import annotations
 
@@ -29,6 +29,8 @@ from phi4mm.errors import ModelFileError
 from phi4mm.modality import MODES, mode_of
 from phi4mm.modelfile import keys
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.modelfile.ggml_type import MATRIX_TYPES, GGMLType
+from phi4mm.native import llama
 
 ROOT = Path(__file__).parents[2]
 TEXT = mode_of(n_images=0, n_audios=0)
@@ -368,6 +370,33 @@ def test_a_damaged_file_in_a_folder_is_refused(tmp_path: Path) -> None:
     assert refusal(lambda: Bundle.open(folder)) == (
         f"{folder / 'vision.gguf'}: an empty file, must be a GGUF file"
     )
+
+
+# ---- what is accepted, the native library loads
+
+MATRIX_SHAPES = replace(DECODER, n_embd=256, n_ff=256, n_head=8, n_head_kv=4, n_rot=24)
+
+
+@pytest.mark.parametrize("type_", sorted(MATRIX_TYPES))
+def test_libllama_loads_every_type_of_weight_and_adapter(tmp_path: Path, type_: GGMLType) -> None:
+    lora = adapter_bytes(adapter("speech", rank=256), decoder=MATRIX_SHAPES, matrix_type=type_)
+    decoder = decoder_bytes(h=MATRIX_SHAPES, matrix_type=type_)
+    folder = write_bundle(tmp_path / "b", decoder=decoder, mmproj=None, vision=None, speech=lora)
+    with Bundle.open(folder) as bundle:
+        model = llama.Model(bundle.decoder.path)
+        llama.Adapter(model, bundle.adapters["speech"].path)
+        assert (model.n_vocab, model.n_layer) == (MATRIX_SHAPES.n_vocab, MATRIX_SHAPES.n_layer)
+        model.close()
+
+
+@pytest.mark.parametrize("leave_out", [[], [keys.Decoder.ROPE_ATTN_FACTOR]])
+def test_libllama_loads_decoders_of_others(tmp_path: Path, leave_out: list[str]) -> None:
+    path = tmp_path / "published.gguf"
+    path.write_bytes(foreign_decoder_bytes(leave_out=leave_out))
+    with Bundle.open(path) as bundle:
+        model = llama.Model(bundle.decoder.path)
+        assert model.n_vocab == bundle.decoder.hparams.n_vocab
+        model.close()
 
 
 # ---- the documentation

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,8 @@ from gguf_builder import (
     foreign_decoder_bytes,
     mmproj_bytes,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from phi4mm.errors import ModelFileError
 from phi4mm.modelfile import keys
@@ -110,6 +114,52 @@ def test_a_decoder_of_another_program_is_read_as_it_is(tmp_path: Path) -> None:
     assert open_decoder(save(tmp_path, data)).hparams == expected
     without = foreign_decoder_bytes(leave_out=[D.ROPE_ATTN_FACTOR])
     assert open_decoder(save(tmp_path, without)).hparams.rope_attn_factor == 1.0
+
+
+def test_keys_survive_a_copy() -> None:
+    copied = pickle.loads(pickle.dumps(D.N_LAYER))
+    assert copied == D.N_LAYER
+    assert (copied.type_name, copied.meaning) == (D.N_LAYER.type_name, D.N_LAYER.meaning)
+
+
+# ---- whatever the keys say
+
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "u16": st.integers(0, (1 << 16) - 1),
+    "u32": st.integers(0, (1 << 32) - 1) | st.integers(0, 600),
+    "i32": st.integers(-(1 << 31), (1 << 31) - 1),
+    "f32": st.floats(width=32),
+    "bool": st.booleans(),
+    "str": st.text(st.characters(codec="utf-8"), max_size=8)
+    | st.sampled_from(["gpt2", "longrope"]),
+}
+KEYS_OF_PARTS: list[tuple[Any, Any, list[keys.Key]]] = [
+    (decoder_bytes, open_decoder, [*keys.keys_of(D), *keys.keys_of(T), *keys.keys_of(keys.Own)]),
+    (
+        mmproj_bytes,
+        open_mmproj,
+        [*keys.keys_of(keys.Clip), *keys.keys_of(V), *keys.keys_of(A), *keys.keys_of(M)],
+    ),
+]
+
+
+@given(st.data())
+@settings(max_examples=300, deadline=None)
+def test_any_values_give_a_part_or_a_model_file_error(data: st.DataObject) -> None:
+    make, open_part, candidates = data.draw(st.sampled_from(KEYS_OF_PARTS))
+    changes = {}
+    for key in data.draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=3)):
+        one = VALUES[key.type]
+        changes[key] = data.draw(st.lists(one, max_size=4) if key.is_array else one)
+    message = "m.gguf: "
+    with tempfile.TemporaryDirectory() as folder:
+        path = save(Path(folder), make(changes))
+        try:
+            open_part(path)
+        except ModelFileError as error:
+            message = str(error).removeprefix(folder)
+    assert "m.gguf: " in message
+    assert "\n" not in message
 
 
 # ---- decoders that are refused

@@ -181,9 +181,6 @@ def test_a_wrong_block_size_or_product_is_refused(monkeypatch: pytest.MonkeyPatc
         check.compute(library.ffi, library.lib, "the library")
 
 
-# The log
-
-
 def test_pieces_of_a_log_line_are_joined(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "phi4mm.native")
     relay = LogRelay(load().ffi)
@@ -193,6 +190,7 @@ def test_pieces_of_a_log_line_are_joined(caplog: pytest.LogCaptureFixture) -> No
             (3, "two"),
             (5, " and"),
             (5, " three\nfour\n"),
+            (2, "five"),
             (4, "x\n"),
         ):
             relay.feed(level, text)

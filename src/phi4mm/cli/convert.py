@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phi4mm.cli.progress import progress_bar
+from phi4mm.cli.table import byte_size, table
 from phi4mm.errors import InputError
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def run(args: argparse.Namespace) -> int:
     """Convert; the bar goes to stderr, the summary to stdout."""
     _check_flags(args)
-    with _progress() as progress:
+    with progress_bar("converting") as progress:
         report = _convert_adapter(args, progress) if args.adapter_for else _convert(args, progress)
     print(summary(report))
     return 0
@@ -82,15 +81,13 @@ def run(args: argparse.Namespace) -> int:
 def summary(report: BundleReport) -> str:
     """What a conversion did: a table of the files, then what became of the tensors."""
     rows = [
-        (f.path.name, f.part, f.ggml_type.name, f"{f.n_tensors} tensors", _size(f.n_bytes))
+        (f.path.name, f.part, f.ggml_type.name, f"{f.n_tensors} tensors", byte_size(f.n_bytes))
         for f in report.files
     ]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
-    lines.append(f"in {report.files[0].path.parent}: {_size(sum(f.n_bytes for f in report.files))}")
+    lines = table(rows)
+    lines.append(
+        f"in {report.files[0].path.parent}: {byte_size(sum(f.n_bytes for f in report.files))}"
+    )
     if report.bundle_id is not None:
         lines.append(f"bundle id {report.bundle_id}")
     lines.append(f"{report.n_used} source tensors used, {sum(report.dropped.values())} dropped")
@@ -144,32 +141,3 @@ def _type(name: str) -> GGMLType:
     from phi4mm.convert import TYPES
 
     return TYPES[name]
-
-
-@contextmanager
-def _progress() -> Iterator[Progress | None]:
-    """A bar on stderr with bytes and time left; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich import progress as bars
-    from rich.console import Console
-
-    with bars.Progress(
-        bars.TextColumn("converting"),
-        bars.BarColumn(),
-        bars.DownloadColumn(),
-        bars.TransferSpeedColumn(),
-        bars.TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task("")
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _size(n_bytes: int) -> str:
-    unit, name = next(
-        (unit, name) for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if n_bytes >= unit
-    )
-    return f"{n_bytes / unit:.2f} {name}"

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 from phi4mm.engine.event import Event
 
 
-def interruptible(events: Iterator[Event], cancel: Callable[[], None]) -> Iterator[Event]:
+def interruptible(
+    events: Iterator[Event], cancel: Callable[[], None]
+) -> Generator[Event, None, None]:
     """The same events, computed on a thread of their own.
 
     Args:

@@ -224,9 +224,10 @@ def resolve(
     prefixes = tuple(rename(drop.prefix) for drop in dropped)
     unknown = [n for n in checkpoint.tensors if n not in used and not n.startswith(prefixes)]
     if unknown:
+        name = checkpoint.tensors[unknown[0]].name
         more = f" (and {len(unknown) - 1} more)" if len(unknown) > 1 else ""
         raise ModelFileError(
-            f"{checkpoint.path}: tensor {unknown[0]!r}{more} is not one of this model's; "
+            f"{checkpoint.path}: tensor {name!r}{more} is not one of this model's; "
             "nothing is dropped without a rule"
         )
     return found

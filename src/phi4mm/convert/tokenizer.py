@@ -41,7 +41,7 @@ AUDIO_TOKEN: Final = "<|endoftext11|>"
 PROBE: Final = (
     "Hello", " world's", " DON'T", " we'Ll", " Mc", "Donald", " HTTPServer", " x", "234", "567",
     "8", " ", "3", ".", "14", " nai\u0308ve", " नमस्ते", " दुनिया", " 日本語", "\t", "\tfoo", "  ",
-    " bar", "  \n\n", " ", " baz", "//\r\n", " --", " a", "/b", "\n", "/", " $$$!!", " end", ".",
+    " bar", "  \n\n", " ", " baz", "//\r\n", " --", " a", "/b", ";\n/\n", " $$$!!", " end", ".",
     " \u200d👍🏽", " ",
 )  # fmt: skip
 
@@ -172,11 +172,13 @@ def _vocabulary(
     """Texts and types of all ``n_vocab`` tokens."""
     tokens: list[str | None] = [None] * n_vocab
     types = [UNUSED] * n_vocab
-    special = {str(token["content"]) for token in added}
+    special = {str(token["content"]): token["id"] for token in added}
     for text, token_id in _object(path, model, "vocab").items():
         if text not in special:
             _place(path, tokens, text, token_id)
             types[cast(int, token_id)] = NORMAL
+        elif special[text] != token_id:
+            raise ModelFileError(f"{path}: {text!r} has ids {token_id} and {special[text]}")
     for token in added:
         _place(path, tokens, str(token["content"]), token["id"])
         types[cast(int, token["id"])] = CONTROL if token["special"] else USER_DEFINED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, PromptTooLong
 from phi4mm.modelfile.hparams import DecoderHParams
 
 DEFAULT_N_CTX = 8192
@@ -31,6 +31,15 @@ class ContextPlan:
     def is_long(self, n_tokens: int) -> bool:
         """Whether a sequence of this many tokens is computed with the long factors."""
         return n_tokens > self.n_short
+
+    def require_fit(self, n_tokens: int) -> None:
+        """Refuse a prompt that no context can hold.
+
+        Raises:
+            PromptTooLong: with the numbers.
+        """
+        if n_tokens > self.n_ctx:
+            raise PromptTooLong(n_tokens, self.n_ctx)
 
 
 def plan_contexts(params: EngineParams, hparams: DecoderHParams) -> ContextPlan:

@@ -20,11 +20,10 @@ from phi4mm.engine.event import Event, FinishReason
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.engine.sampler import Sampler
 from phi4mm.engine.sequence import Sequence
-from phi4mm.errors import PromptTooLong
-from phi4mm.modality import Adapter
+from phi4mm.modality import Adapter, AudioProjection
 from phi4mm.native.abort import AbortFlag
 from phi4mm.prompt.chunk import Prompt, TextChunk
-from phi4mm.prompt.medium import Sound
+from phi4mm.prompt.medium import Picture, Sound
 from phi4mm.prompt.tokenizer import Detokenizer, Tokenizer
 
 AdapterChoice = Adapter | Literal["auto"] | None
@@ -56,13 +55,12 @@ class Engine:
         self._abort_flag = abort_flag
 
     def generate(self, prompt: Prompt, sampling: SamplingParams) -> Iterator[Event]:
-        """Answer a prompt.
+        """Answer a prompt that fits (``ContextPlan.require_fit``).
 
         Raises:
-            PromptTooLong: before anything is encoded.
+            Cancelled: ``cancel`` was called.
             NativeError: the native library failed.
         """
-        self._check_fits(prompt)
         self._abort_flag.clear()
         sequence = Sequence(prompt, sampling)
         sampler, detokenizer = Sampler(sampling), Detokenizer(self._tokenizer)
@@ -81,16 +79,12 @@ class Engine:
             slot, logits = self._advance(sequence, slot)
 
     def logits(self, prompt: Prompt, adapter: AdapterChoice = "auto") -> npt.NDArray[np.float32]:
-        """Logits ``(n_tokens, n_vocab)`` after every position of a prompt.
+        """Logits ``(n_tokens, n_vocab)`` after every position of a prompt that fits.
 
         Args:
             prompt: the prompt.
             adapter: "auto" for the one its media ask for, or another one to look at its effect.
-
-        Raises:
-            PromptTooLong: before anything is encoded.
         """
-        self._check_fits(prompt)
         self._abort_flag.clear()
         sequence = Sequence(prompt, SamplingParams())
         self._encode(sequence)
@@ -98,13 +92,16 @@ class Engine:
         slot = self._empty_slot(sequence, name)
         return slot.logits(sequence.inputs)
 
+    def encode(
+        self, medium: Picture | Sound, projection: AudioProjection | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Embeddings ``(n_tokens, n_embd)`` of a medium after its projector."""
+        self._abort_flag.clear()
+        return self._encoder.encode(medium, projection)
+
     def cancel(self) -> None:
         """Stop the running request from another thread: it raises ``Cancelled``."""
         self._abort_flag.set()
-
-    def _check_fits(self, prompt: Prompt) -> None:
-        if prompt.n_tokens > self._plan.n_ctx:
-            raise PromptTooLong(prompt.n_tokens, self._plan.n_ctx)
 
     def _encode(self, sequence: Sequence) -> None:
         """Fill in the sequence's inputs: ids as they are, media through their encoder."""

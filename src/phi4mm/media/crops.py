@@ -247,12 +247,14 @@ def _cubic_taps(n_in: int, n_out: int) -> tuple[npt.NDArray[np.intp], Pixels]:
     Half-pixel centres; reads beyond an edge take the edge.  Source: Keys (1981), and
     ``torch.nn.functional.interpolate(mode="bicubic", align_corners=False)``.
     """
-    centre = (np.arange(n_out) + 0.5) * (n_in / n_out) - 0.5
+    scale = float(np.float32(n_in / n_out))
+    # A float32 multiply-add rounds once; separate steps would be 3e-6 off in the result.
+    centre = ((np.arange(n_out) + 0.5) * scale - 0.5).astype(np.float32)
     left = np.floor(centre)
-    taps = left + np.arange(-1, 3)[:, None]  # [4, n_out]
-    d = np.abs(centre - taps)
+    offsets = np.arange(-1, 3, dtype=np.float32)[:, None]  # of the four taps from the left one
+    d = np.abs((centre - left) - offsets)  # [4, n_out]
     a = _CUBIC_A
     near = ((a + 2) * d - (a + 3)) * d * d + 1
     far = ((a * d - 5 * a) * d + 8 * a) * d - 4 * a
     weights = np.where(d <= 1, near, far).astype(np.float32)
-    return np.clip(taps, 0, n_in - 1).astype(np.intp), weights
+    return np.clip(left + offsets, 0, n_in - 1).astype(np.intp), weights

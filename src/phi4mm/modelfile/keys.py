@@ -43,6 +43,10 @@ class Key(str):
         key.meaning = meaning
         return key
 
+    def __getnewargs__(self) -> tuple[str, str, str]:  # type: ignore[override]
+        """Arguments that make this key again, for copies and pickles."""
+        return str(self), self.type_name, self.meaning
+
     @property
     def type_name(self) -> str:
         """Type as the documentation writes it, such as ``u32`` or ``str[]``."""

@@ -31,6 +31,7 @@ DEFAULT_CHUNK_SIZE = 512
 # Rows computed at once; the logits of each, which nobody reads, take 4 bytes per token id.
 _N_BATCH = 256
 
+Ids = npt.NDArray[np.int32]
 ChunkProgress = Callable[[int, int], None]
 """Called with the chunks computed so far and their number."""
 
@@ -85,27 +86,65 @@ def collect_imatrix(
         ModelFileError: the bundle cannot be used.
         InputError: the text cannot be read or is too short, or a number is out of range.
     """
+    threads = n_threads_or_all(n_threads)
     with Bundle.open(path) as bundle:
-        decoder = bundle.decoder
-        _check_range("--ctx-size", chunk_size, 16, decoder.hparams.n_ctx_train)
-        if max_chunks is not None:
-            _check_range("--chunks", max_chunks, 1, 1 << 30)
-        chunks = _chunks(decoder, text_path, chunk_size)[:max_chunks]
+        _check_range("--ctx-size", chunk_size, 1, bundle.decoder.hparams.n_ctx_train)
+        chunks = _chunks(bundle.decoder, text_path, chunk_size, max_chunks)
         collector = _Collector()
         names = frozenset(next(parts_of(bundle)).matrices)
         observer = ProductObserver(load(), names, collector.add)
-        n_batch = min(_N_BATCH, chunk_size)
-        threads = n_threads_or_all(n_threads)
-        params = ContextParams(
-            chunk_size, threads, threads, n_batch=n_batch, n_ubatch=n_batch, n_outputs_max=n_batch
-        )
-        with (
-            Model(decoder.path, n_gpu_layers=n_gpu_layers) as model,
-            Context(model, params, observer=observer) as context,
-        ):
-            for done, chunk in enumerate(chunks, start=1):
-                _compute(context, chunk, n_batch)
+        with Model(bundle.decoder.path, n_gpu_layers=n_gpu_layers) as model:
+            _compute(model, observer, chunks, threads, progress)
+    return ImportanceMatrix(collector.sums(), (text_path.name,), len(chunks), chunk_size)
+
+
+def _compute(
+    model: Model,
+    observer: ProductObserver,
+    chunks: Ids,
+    n_threads: int,
+    progress: ChunkProgress | None,
+) -> None:
+    """Compute every chunk from an empty cache."""
+    n_chunks, chunk_size = chunks.shape
+    n_batch = min(_N_BATCH, chunk_size)
+    params = ContextParams(
+        chunk_size, n_threads, n_threads, n_batch=n_batch, n_ubatch=n_batch, n_outputs_max=n_batch
+    )
+    with Context(model, params, observer=observer) as context:
+        for done, chunk in enumerate(chunks, start=1):
+            context.kv_remove(0)
+            for start in range(0, chunk_size, n_batch):
+                # without logits of a row, the last layer's feed-forward part leaves it out
+                inputs = chunk[start : start + n_batch]
+                context.decode(Batch.of_sequence(inputs, start=start, logits="all"))
                 observer.raise_failure()
-                if progress is not None:
-                    progress(done, len(chunks))
-        return ImportanceMatrix(collector.sums(), (text_path.name,), len(chunks), chunk_size)
+            if progress is not None:
+                progress(done, n_chunks)
+
+
+def _chunks(decoder: DecoderPart, path: Path, size: int, max_chunks: int | None) -> Ids:
+    """The text's token ids, (n_chunks, size)."""
+    if max_chunks is not None:
+        _check_range("--chunks", max_chunks, 1, 1 << 30)
+    ids = Tokenizer(decoder.file.metadata).encode(_read(path))
+    n_chunks = len(ids) // size
+    if n_chunks == 0:
+        raise InputError(
+            f"{path}: has {len(ids)} tokens, a chunk takes {size}: give more text, or a smaller -c"
+        )
+    return np.array(ids[: n_chunks * size], np.int32).reshape(n_chunks, size)[:max_chunks]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
+
+
+def _check_range(flag: str, value: int, low: int, high: int) -> None:
+    if not low <= value <= high:
+        raise InputError(f"{flag} is {value}, must be {low} to {high}")

@@ -14,10 +14,11 @@ from typing import Final
 
 import numpy as np
 
+from phi4mm.convert.output_folder import readable_os_errors
 from phi4mm.convert.rows import ArrayRows
 from phi4mm.convert.tensorfile import Rows
-from phi4mm.convert.writer import OutputFile, OutputTensor
-from phi4mm.errors import ModelFileError
+from phi4mm.convert.writer import OutputFile, OutputTensor, StagedFiles
+from phi4mm.errors import InputError, ModelFileError
 from phi4mm.modelfile import keys
 from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.hparams import WritableMetadata
@@ -81,6 +82,29 @@ class ImportanceMatrix:
             count = np.array([entry.count], np.float32)
             tensors += [_tensor(name + _SUMS, entry.squares), _tensor(name + _COUNTS, count)]
         return OutputFile(path, metadata, tensors)
+
+
+def write_imatrix(imatrix: ImportanceMatrix, path: Path) -> None:
+    """Write a file; it appears whole or not at all.
+
+    Raises:
+        InputError: it cannot be written.
+    """
+    with readable_os_errors(), StagedFiles(path.parent) as staged:
+        staged.write(imatrix.to_file(path), lambda n_bytes: None)
+
+
+def check_target(path: Path) -> None:
+    """Refuse to replace anything but another importance matrix.
+
+    Raises:
+        InputError: such a file is there.
+    """
+    if path.exists():
+        try:
+            read_imatrix(path)
+        except ModelFileError:
+            raise InputError(f"{path} is there already and no importance matrix") from None
 
 
 def read_imatrix(path: Path) -> ImportanceMatrix:

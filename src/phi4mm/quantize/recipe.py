@@ -120,7 +120,6 @@ _MIXTURE: Final = (
 )
 
 _ALL: Final = (
-    Recipe("F32", 0, _T.F32),
     Recipe("F16", 1, _T.F16),
     Recipe("BF16", 32, _T.BF16),
     Recipe("Q8_0", 7, _T.Q8_0),

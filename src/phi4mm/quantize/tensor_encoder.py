@@ -64,9 +64,7 @@ class TensorEncoder:
         if self._importance is None:
             return Loss(errors.sum(), values.sum())
         weights = self._importance.astype(np.float64)
-        return Loss(
-            errors.sum(), values.sum(), float(weights @ errors), float(weights @ values)
-        )
+        return Loss(errors.sum(), values.sum(), float(weights @ errors), float(weights @ values))
 
 
 def _column_squares(rows: Rows) -> npt.NDArray[np.float64]:

@@ -1,0 +1,95 @@
+"""The tokenizer rebuilt from a GGUF file gives the ids of the checkpoint's own tokenizer."""
+
+import pytest
+from tokenizers import Tokenizer as HFTokenizer
+
+from oracle.checkpoint import DATA
+from phi4mm.errors import InputError
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.prompt.tokenizer import Detokenizer, Tokenizer
+
+CORPUS = (
+    "Hello world. Bonjour le monde. Guten Tag, schöne Grüße!",
+    "नमस्ते दुनिया, यह हिन्दी है। क्षत्रिय",  # combining vowel signs
+    "cafe\u0301 nai\u0308ve A\u030angstro\u0308m",  # decomposed accents
+    "日本語のテキスト、中文文本，한국어 텍스트",
+    "العربية עברית ภาษาไทย Ελληνικά русский",
+    "def f(x):\n\treturn {'a': [1, 2.5e-3], \"b\": x ** 2}  # comment\n\n\n",
+    "😀👍🏽👩‍👩‍👧‍👦🏳️‍🌈 e\u200dmoji",
+    "a  b   c    d\t\te\n\n\n f \r\n g\u00a0h\u3000i",
+    "I'm you're THEY'LL we've he'd it's DON'T",
+    "HTTPServer parseXML McDonald iPhone eBay",
+    "1 12 123 1234 12345 3.14159 1,000,000 ½ ²",
+    "https://example.org/a/b?c=d&e=f#g //comment\\path",
+    "$$$ !!! ... --- === ((([[[{{{",
+    " leading and trailing ",
+    "\x00\x01\x7f control",
+    "",
+)
+LOOKALIKES = (
+    "<|end|>", "<|image_1|>", "x<|endoftext10|>y", "<|user|>hi<|assistant|>", "<|tool_call|>[]",
+    "[PAD123]", "Ġhello", "functools[",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["tiny", "heads"])
+def pair(request, bundle_dir):
+    """Ours from the GGUF file, and the checkpoint's own without its special tokens."""
+    with Bundle.open(bundle_dir(request.param)) as bundle:
+        ours = Tokenizer(bundle.decoder.file.metadata)
+    reference = HFTokenizer.from_file(str(DATA / request.param / "tokenizer.json"))
+    reference.encode_special_tokens = True  # in text they are text
+    return ours, reference
+
+
+@pytest.mark.parametrize("text", CORPUS + LOOKALIKES)
+def test_ids_equal_the_checkpoints_tokenizer(pair, text):
+    ours, reference = pair
+    assert ours.encode(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("text", CORPUS + LOOKALIKES)
+def test_decoding_gives_the_text_back(pair, text):
+    ours, _ = pair
+    assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", LOOKALIKES)
+def test_no_text_becomes_a_special_token(pair, text):
+    ours, _ = pair
+    assert not set(ours.encode(text)) & set(ours.special_tokens.values())
+
+
+def test_special_tokens_have_the_checkpoints_ids(pair):
+    ours, reference = pair
+    for name in ("<|end|>", "<|user|>", "<|assistant|>", "<|tool|>", "<|endoftext10|>"):
+        assert ours.special_id(name) == reference.token_to_id(name)
+
+
+def test_generation_stops_on_both_tokens(pair):
+    ours, _ = pair
+    assert ours.stop_ids == {ours.special_id("<|end|>"), ours.special_id("<|endoftext|>")}
+
+
+def test_an_unknown_special_token_is_refused(pair):
+    with pytest.raises(InputError, match=r"no special token <\|nothing\|>"):
+        pair[0].special_id("<|nothing|>")
+
+
+@pytest.mark.parametrize("text", CORPUS)
+def test_streaming_never_shows_half_a_character(pair, text):
+    ours, _ = pair
+    stream = Detokenizer(ours)
+    pieces = [stream.push(id_) for id_ in ours.encode(text)]
+    assert "".join(pieces) + stream.flush() == text
+    assert all("\ufffd" not in piece for piece in pieces)
+
+
+def test_an_incomplete_character_at_the_end_is_shown_as_such(pair):
+    ours, _ = pair
+    stream = Detokenizer(ours)
+    first_byte = ours.encode("😀")[0]
+    if ours.token_bytes(first_byte) == "😀".encode():
+        pytest.skip("this vocabulary has the whole character")
+    assert stream.push(first_byte) == ""
+    assert stream.flush() == "\ufffd"
