@@ -18,8 +18,8 @@ import torch
 
 from . import text_data
 from .metrics import edit_distance, spoken_words
+from .picture_batch import PictureBatch, draw_batch
 from .prompting import Conversation
-from .question_data import PictureBatch, draw_batch
 from .speech_data import Clips, SpokenQuestions, grouped, make_batch
 from .vocabulary import Split, prompt
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-RATE = 16000
+from .geometry import RATE
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+RATE = 16000
+
 
 @dataclass(frozen=True)
 class DecoderGeometry:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .model import SampleModel, pad_answers
-from .question_data import PictureBatch
+from .picture_batch import PictureBatch
 from .tokenizer import Tokenizer
 
 CLOSING = "<|end|><|assistant|>"

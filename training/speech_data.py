@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from scipy.signal import resample_poly
 from torch import Tensor
 
-from .frontend import RATE, log_mel
+from .frontend import log_mel
+from .geometry import RATE
 from .speech_synthesis import Kind, Wave, shard_path, spoken_form, unit_words, units
 from .vocabulary import Split, vocabulary
 

@@ -23,7 +23,7 @@ import soundfile
 from numpy.typing import NDArray
 from scipy.signal import resample_poly
 
-from .frontend import RATE
+from .geometry import RATE
 from .vocabulary import Split, split_of, vocabulary
 
 Kind = Literal["item", "phrase", "question"]

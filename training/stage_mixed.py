@@ -18,8 +18,8 @@ from torch import Tensor
 from .evaluate import evaluate_pictures, evaluate_spoken_questions
 from .initial import adapter_parameters
 from .loop import Group, Schedule
+from .picture_batch import PictureBatch, draw_batch
 from .prompting import Conversation
-from .question_data import PictureBatch, draw_batch
 from .speech_data import SpokenQuestions, make_batch
 
 PATCHES_PER_BATCH = 1900

@@ -14,8 +14,8 @@ from .anchor import Anchor, class_rows
 from .evaluate import evaluate_pictures
 from .initial import adapter_parameters
 from .loop import Group, Schedule, saved_heads
+from .picture_batch import SLOTS_PER_CELL, PictureBatch, anchor_classes, draw_batch
 from .prompting import Conversation
-from .question_data import SLOTS_PER_CELL, PictureBatch, anchor_classes, draw_batch
 from .stage_vision_encoder import ReadingHeads, class_loss
 from .tokenizer import IMAGE
 

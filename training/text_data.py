@@ -207,13 +207,13 @@ def tool_result(rng: random.Random, split: Split) -> tuple[str, str]:
 
 
 KINDS = {
-    "facts": 0.16,
-    "arithmetic": 0.32,
-    "copy": 0.12,
-    "sparse": 0.12,
+    "facts": 0.14,
+    "arithmetic": 0.44,
+    "copy": 0.1,
+    "sparse": 0.11,
     "no_media": 0.02,
-    "tools": 0.22,
-    "tool_result": 0.04,
+    "tools": 0.16,
+    "tool_result": 0.03,
 }
 PLAIN = {
     "facts": fact,

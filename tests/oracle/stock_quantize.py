@@ -87,10 +87,14 @@ def tensors_of(path: Path) -> dict[str, list[str]]:
 def types_of(path: Path) -> dict[str, str]:
     """The types of every kind of matrix, layer by layer."""
     types: dict[str, list[str]] = {}
-    names = sorted(tensors_of(path).items(), key=lambda item: int(re.findall(r"\d+", item[0])[0]) if "blk" in item[0] else -1)  # fmt: skip
-    for name, (ggml_type, _) in names:
-        types.setdefault(re.sub(r"^blk\.\d+\.", "", name), []).append(ggml_type)
-    return {kind: " ".join(found) for kind, found in types.items() if "F32" not in found}
+    tensors = tensors_of(path)
+    for name in sorted(
+        tensors, key=lambda name: [int(n) for n in re.findall(r"^blk\.(\d+)", name)]
+    ):
+        ggml_type = tensors[name][0]
+        if ggml_type != "F32":
+            types.setdefault(re.sub(r"^blk\.\d+\.", "", name), []).append(ggml_type)
+    return {kind: " ".join(found) for kind, found in types.items()}
 
 
 def main() -> None:

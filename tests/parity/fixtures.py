@@ -10,7 +10,9 @@ from phi4mm import Phi4MM
 
 # "f32" for parity; "default" for what `phi4mm convert` makes when no type is given.
 Types = Literal["f32", "default"]
-N_THREADS = 2
+# One: threads of ggml wait for each other by spinning, which on a busy machine takes many times
+# longer than the work.
+N_THREADS = 1
 
 
 class CheckpointDir(Protocol):

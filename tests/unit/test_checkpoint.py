@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint is said at once, by file and field, and nothing is left behind."""
+"""What is wrong with a checkpoint is said at once, by file and field; nothing is left behind."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -92,7 +93,7 @@ def test_no_tensor_may_be_lacking_or_unknown(layout: Layout, tmp_path: Path) -> 
         tensor = checkpoint.tensors.pop(name)
         with pytest.raises(ModelFileError, match=rf"tensor '{name}' is missing"):
             resolve_parts(checkpoint, config)
-        checkpoint.tensors[name + "x"] = tensor
+        checkpoint.tensors[name + "x"] = replace(tensor, name=name + "x")
         checkpoint.tensors[name] = tensor
         with pytest.raises(ModelFileError, match=rf"tensor '{name}x' is not one of this model's"):
             resolve_parts(checkpoint, config)

@@ -371,7 +371,7 @@ def test_every_truncation_is_refused() -> None:
 
 
 @given(st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_bit_flips_give_a_file_or_a_model_file_error(data: st.DataObject) -> None:
     flipped = bytearray(SMALL)
     for bit in data.draw(st.lists(st.integers(0, 8 * 320 - 1), min_size=1, max_size=4)):

@@ -144,7 +144,7 @@ KEYS_OF_PARTS: list[tuple[Any, Any, list[keys.Key]]] = [
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_any_values_give_a_part_or_a_model_file_error(data: st.DataObject) -> None:
     make, open_part, candidates = data.draw(st.sampled_from(KEYS_OF_PARTS))
     changes = {}

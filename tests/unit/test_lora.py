@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from oracle.checkpoint import adapter_config
 from safetensors.numpy import load_file, save_file
 
+from oracle.checkpoint import adapter_config
 from phi4mm.convert import convert_adapter, convert_checkpoint
 from phi4mm.errors import InputError, ModelFileError
 from phi4mm.modelfile.bundle import Bundle

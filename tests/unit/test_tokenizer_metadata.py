@@ -194,11 +194,12 @@ def test_tokens_that_swallow_blanks_are_said(edited: Write) -> None:
 # ---- the real vocabulary
 
 CORPUS = (
-    "The quick brown fox jumps over 13 lazy dogs; 2024 was 100% fun!\n\n\tdef f(x):\n        return x"
-    "  # done\r\n" "नमस्ते दुनिया, आप कैसे हैं? Cafe\u0301 nai\u0308ve ångström Ελληνικά Привет мир "
-    "日本語のテキスト、中文文本。 한국어 שלום مرحبا 👩‍👩‍👧‍👦🏽 don't DON'T we'LL \u00a0\u2003 "
-    "https://example.org/a/b?c=1&d=2 //\n\n/ 1234567 3.14159 $$$ ... \u200d\ufeff end  "
-)  # fmt: skip
+    "The quick brown fox jumps over 13 lazy dogs; 2024 was 100% fun!\n\n\tdef f(x):\n        return"
+    " x  # done\r\n don't DON'T we'LL \u00a0\u2003 https://example.org/a/b?c=1&d=2 //\n\n/ 1234567 "
+    "नमस्ते दुनिया, आप कैसे हैं? Cafe\u0301 nai\u0308ve ångström Ελληνικά Привет мир שלום مرحبا "
+    "日本語のテキスト、中文文本。 한국어 👩\u200d👩\u200d👧\u200d👦🏽 3.14159 $$$ "
+    "... \u200d\ufeff end  "
+)
 
 
 @pytest.mark.slow

@@ -28,9 +28,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser = verbs.add_parser(
         "convert",
         help="make a bundle from a checkpoint, or an adapter file from a LoRA folder",
-        description="Convert a checkpoint of Phi-4-multimodal (Microsoft's layout or transformers') "
-        "into a bundle of GGUF files. With --adapter-for, convert a PEFT LoRA folder for use with "
-        "a bundle that exists.",
+        description="Convert a checkpoint of Phi-4-multimodal (Microsoft's or transformers'\n"
+        "layout) into a bundle of GGUF files. With --adapter-for, convert a PEFT LoRA\n"
+        "folder for use with a bundle that exists.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

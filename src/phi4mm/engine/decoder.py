@@ -2,77 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
 
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.parameters import EngineParams
+from phi4mm.engine.slot import MAX_LOGIT_ROWS, Slot
 from phi4mm.errors import InputError
 from phi4mm.modality import Adapter as AdapterName
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.native.abort import AbortFlag
-from phi4mm.native.batch import Batch
 from phi4mm.native.llama import Adapter, Context, Model
 from phi4mm.native.params import ContextParams
-
-Ids = npt.NDArray[np.int32]  # (n,)
-Rows = npt.NDArray[np.float32]  # (n, n_embd) embeddings or (n, n_vocab) logits
-# Rows of logits that one step may return: a row of the real vocabulary is 800 kB.
-_MAX_LOGIT_ROWS = 32
-
-
-class Slot:
-    """A sequence's place in one context: fills it, extends it, reads its logits."""
-
-    def __init__(self, context: Context, seq_id: int, n_batch: int) -> None:
-        self._context = context
-        self._seq_id = seq_id
-        self._n_batch = n_batch
-
-    @property
-    def n_past(self) -> int:
-        """Positions that are filled."""
-        return self._context.kv_length(self._seq_id)
-
-    def clear(self) -> None:
-        """Forget everything computed."""
-        self._context.kv_remove(self._seq_id)
-
-    def set_adapter(self, adapter: Adapter | None) -> None:
-        """Use this adapter from now on.  What was computed under another one must be cleared."""
-        self._context.set_adapters([(adapter, 1.0)] if adapter is not None else [])
-
-    def prefill(self, inputs: Sequence[Ids | Rows]) -> Rows:
-        """Append ids and embeddings in order; logits ``(1, n_vocab)`` after the last of them."""
-        batches = list(_batches(inputs, self._n_batch))
-        for batch in batches[:-1]:
-            self._decode(batch, "none")
-        self._decode(batches[-1], "last")
-        return self._context.logits([len(batches[-1]) - 1])
-
-    def logits(self, inputs: Sequence[Ids | Rows]) -> Rows:
-        """Append inputs; logits ``(n_tokens, n_vocab)`` after every one of them."""
-        rows = []
-        for batch in _batches(inputs, min(self._n_batch, _MAX_LOGIT_ROWS)):
-            self._decode(batch, "all")
-            rows.append(self._context.logits(range(len(batch))))
-        return np.concatenate(rows)
-
-    def _decode(self, inputs: Ids | Rows, logits: Literal["none", "last", "all"]) -> None:
-        self._context.decode(
-            Batch.of_sequence(inputs, start=self.n_past, seq_id=self._seq_id, logits=logits)
-        )
-
-
-def _batches(inputs: Sequence[Ids | Rows], size: int) -> Iterator[Ids | Rows]:
-    """Cut inputs into steps: one kind each, at most ``size`` positions."""
-    for span in inputs:
-        for start in range(0, len(span), size):
-            yield span[start : start + size]
 
 
 class Decoder:
@@ -119,7 +59,7 @@ class Decoder:
             n_threads_batch=params.threads,
             n_batch=n_batch,
             n_ubatch=n_batch,
-            n_outputs_max=min(n_batch, _MAX_LOGIT_ROWS),
+            n_outputs_max=min(n_batch, MAX_LOGIT_ROWS),
             type_k=params.type_k,
             type_v=params.type_v,
             flash_attn=params.flash_attention,

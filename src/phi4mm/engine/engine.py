@@ -11,15 +11,15 @@ from collections.abc import Iterator
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from phi4mm.engine.context_plan import ContextPlan
-from phi4mm.engine.decoder import Decoder, Rows, Slot
+from phi4mm.engine.decoder import Decoder
 from phi4mm.engine.encoding import MediaEncoder
 from phi4mm.engine.event import Event, FinishReason
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.engine.sampler import Sampler
 from phi4mm.engine.sequence import Sequence
+from phi4mm.engine.slot import Ids, Rows, Slot
 from phi4mm.modality import Adapter, AudioProjection
 from phi4mm.native.abort import AbortFlag
 from phi4mm.prompt.chunk import Prompt, TextChunk
@@ -64,8 +64,9 @@ class Engine:
         self._abort_flag.clear()
         sequence = Sequence(prompt, sampling)
         sampler, detokenizer = Sampler(sampling), Detokenizer(self._tokenizer)
-        self._encode(sequence)
-        slot, logits = self._start(sequence)
+        slot = self._slot_for(sequence)
+        sequence.n_cached = slot.begin(sequence.keys, self._decoder.adapter(prompt.mode.adapter))
+        logits = self._prefill(sequence, slot, sequence.n_cached)
         while True:
             token_id = sampler.sample(logits[0])
             sequence.append(token_id)
@@ -78,8 +79,10 @@ class Engine:
                 return
             slot, logits = self._advance(sequence, slot)
 
-    def logits(self, prompt: Prompt, adapter: AdapterChoice = "auto") -> npt.NDArray[np.float32]:
+    def logits(self, prompt: Prompt, adapter: AdapterChoice = "auto") -> Rows:
         """Logits ``(n_tokens, n_vocab)`` after every position of a prompt that fits.
+
+        Nothing of earlier requests is reused.
 
         Args:
             prompt: the prompt.
@@ -87,14 +90,13 @@ class Engine:
         """
         self._abort_flag.clear()
         sequence = Sequence(prompt, SamplingParams())
-        self._encode(sequence)
+        slot = self._slot_for(sequence)
+        slot.clear()
         name = prompt.mode.adapter if adapter == "auto" else adapter
-        slot = self._empty_slot(sequence, name)
-        return slot.logits(sequence.inputs)
+        slot.begin(sequence.keys, self._decoder.adapter(name))
+        return slot.logits(self._inputs(sequence, 0), sequence.keys)
 
-    def encode(
-        self, medium: Picture | Sound, projection: AudioProjection | None = None
-    ) -> npt.NDArray[np.float32]:
+    def encode(self, medium: Picture | Sound, projection: AudioProjection | None = None) -> Rows:
         """Embeddings ``(n_tokens, n_embd)`` of a medium after its projector."""
         self._abort_flag.clear()
         return self._encoder.encode(medium, projection)
@@ -103,34 +105,45 @@ class Engine:
         """Stop the running request from another thread: it raises ``Cancelled``."""
         self._abort_flag.set()
 
-    def _encode(self, sequence: Sequence) -> None:
-        """Fill in the sequence's inputs: ids as they are, media through their encoder."""
-        start, mode = time.perf_counter(), sequence.prompt.mode
+    def _slot_for(self, sequence: Sequence) -> Slot:
+        """The slot in the context whose RoPE factors suit the sequence's length."""
+        if not self._plan.is_long(sequence.n_tokens):
+            return self._decoder.short
+        assert self._decoder.long is not None, "the length was checked against the plan"
+        return self._decoder.long
+
+    def _prefill(self, sequence: Sequence, slot: Slot, start: int) -> Rows:
+        """Compute the sequence from position ``start`` on; logits after its last token."""
+        began, encoded = time.perf_counter(), sequence.encode_s
+        logits = slot.prefill(self._inputs(sequence, start), sequence.keys)
+        encoding = sequence.encode_s - encoded
+        sequence.prefill_s += time.perf_counter() - began - encoding
+        return logits
+
+    def _inputs(self, sequence: Sequence, start: int) -> Iterator[Ids | Rows]:
+        """The sequence as ids and embeddings, from position ``start`` on.
+
+        A medium is encoded when its turn comes, and not at all if it is kept whole.
+        """
+        position = 0
         for chunk in sequence.prompt.chunks:
+            n_skipped = max(0, start - position)
+            position += chunk.n_tokens
+            if n_skipped >= chunk.n_tokens:
+                continue
             if isinstance(chunk, TextChunk):
-                sequence.inputs.append(np.array(chunk.ids, np.int32))
+                yield np.array(chunk.ids[n_skipped:], np.int32)
             else:
-                projection = mode.audio_projection if isinstance(chunk, Sound) else None
-                sequence.inputs.append(self._encoder.encode(chunk, projection))
-        sequence.encode_s = time.perf_counter() - start
+                yield self._embed(sequence, chunk)[n_skipped:]
+        generated = sequence.generated[max(0, start - position) :]
+        if generated:
+            yield np.array(generated, np.int32)
 
-    def _empty_slot(self, sequence: Sequence, adapter: Adapter | None) -> Slot:
-        """A cleared slot in the context whose RoPE factors suit the sequence's length."""
-        slot = self._decoder.short
-        if self._plan.is_long(sequence.n_tokens):
-            assert self._decoder.long is not None, "the length was checked against the plan"
-            slot = self._decoder.long
-        slot.clear()
-        slot.set_adapter(self._decoder.adapter(adapter))
-        return slot
-
-    def _start(self, sequence: Sequence) -> tuple[Slot, Rows]:
-        """Compute the whole sequence in an empty slot; logits after its last token."""
-        start = time.perf_counter()
-        slot = self._empty_slot(sequence, sequence.prompt.mode.adapter)
-        logits = slot.prefill(sequence.all_inputs)
-        sequence.prefill_s += time.perf_counter() - start
-        return slot, logits
+    def _embed(self, sequence: Sequence, medium: Picture | Sound) -> Rows:
+        began = time.perf_counter()
+        embeddings = self._encoder.encode(medium, sequence.projection(medium))
+        sequence.encode_s += time.perf_counter() - began
+        return embeddings
 
     def _advance(self, sequence: Sequence, slot: Slot) -> tuple[Slot, Rows]:
         """Feed the last generated token; logits after it.
@@ -138,12 +151,17 @@ class Engine:
         A sequence that outgrows the original context is computed again from its start, since all
         its keys were rotated with the short factors (docs/model.md, "RoPE").
         """
-        if slot is self._decoder.short and self._plan.is_long(sequence.n_tokens):
-            sequence.n_refilled += slot.n_past
-            return self._start(sequence)
-        start = time.perf_counter()
-        logits = slot.prefill([np.array(sequence.generated[-1:], np.int32)])
-        sequence.decode_s += time.perf_counter() - start
+        new_slot = self._slot_for(sequence)
+        if new_slot is not slot:
+            n_kept = new_slot.begin(
+                sequence.keys, self._decoder.adapter(sequence.prompt.mode.adapter)
+            )
+            sequence.n_refilled += sequence.n_tokens - n_kept
+            return new_slot, self._prefill(sequence, new_slot, n_kept)
+        began = time.perf_counter()
+        token = np.array(sequence.generated[-1:], np.int32)
+        logits = slot.prefill([token], sequence.keys)
+        sequence.decode_s += time.perf_counter() - began
         return slot, logits
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:

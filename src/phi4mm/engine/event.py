@@ -16,6 +16,7 @@ class Usage:
         n_text: prompt tokens of text and special tokens.
         n_image: soft tokens of pictures.
         n_audio: soft tokens of clips.
+        n_cached: prompt tokens kept from an earlier request, not computed again.
         n_generated: tokens generated, the stop token included.
         n_refilled: tokens computed a second time because the sequence outgrew the original
             context and its RoPE factors changed; 0 if that did not happen.
@@ -24,6 +25,7 @@ class Usage:
     n_text: int
     n_image: int
     n_audio: int
+    n_cached: int = 0
     n_generated: int = 0
     n_refilled: int = 0
 

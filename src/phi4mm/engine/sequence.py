@@ -5,30 +5,31 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-import numpy as np
-
-from phi4mm.engine.decoder import Ids, Rows
 from phi4mm.engine.event import Timings, Usage
 from phi4mm.engine.parameters import SamplingParams
-from phi4mm.prompt.chunk import Prompt
+from phi4mm.engine.slot import PositionKey
+from phi4mm.modality import AudioProjection
+from phi4mm.prompt.chunk import InputChunk, Prompt, TextChunk
+from phi4mm.prompt.medium import Sound
 
 
 @dataclass
 class Sequence:
-    """A prompt, what it became, and what was generated after it.
+    """A prompt, and what was generated after it.
 
     Attributes:
         prompt: the request.
         sampling: how to answer it.
-        inputs: the prompt as ids and embeddings, once its media are encoded.
         generated: ids generated so far.
+        n_cached: prompt tokens that were kept from an earlier request.
         n_refilled: tokens computed again at the RoPE crossing.
+        encode_s: seconds spent on media, see ``Timings`` for the others.
     """
 
     prompt: Prompt
     sampling: SamplingParams
-    inputs: list[Ids | Rows] = field(default_factory=list)
     generated: list[int] = field(default_factory=list)
+    n_cached: int = 0
     n_refilled: int = 0
     started: float = field(default_factory=time.perf_counter)
     encode_s: float = 0.0
@@ -36,19 +37,30 @@ class Sequence:
     decode_s: float = 0.0
     first_token_s: float | None = None
 
+    def __post_init__(self) -> None:
+        self.keys: list[PositionKey] = [
+            key for chunk in self.prompt.chunks for key in self._keys_of(chunk)
+        ]
+
+    def _keys_of(self, chunk: InputChunk) -> list[PositionKey]:
+        if isinstance(chunk, TextChunk):
+            return list(chunk.ids)
+        projection = self.projection(chunk)
+        return [(chunk.digest, projection, row) for row in range(chunk.n_tokens)]
+
+    def projection(self, chunk: InputChunk) -> AudioProjection | None:
+        """The audio projection of a chunk; None if it is no clip."""
+        return self.prompt.mode.audio_projection if isinstance(chunk, Sound) else None
+
     @property
     def n_tokens(self) -> int:
         """Length with everything generated."""
-        return self.prompt.n_tokens + len(self.generated)
-
-    @property
-    def all_inputs(self) -> list[Ids | Rows]:
-        """The whole sequence as inputs, to compute it from its start."""
-        return [*self.inputs, np.array(self.generated, np.int32)] if self.generated else self.inputs
+        return len(self.keys)
 
     def append(self, token_id: int) -> None:
         """Add a generated token."""
         self.generated.append(token_id)
+        self.keys.append(token_id)
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter() - self.started
 
@@ -59,6 +71,7 @@ class Sequence:
             n_text=self.prompt.n_text_tokens,
             n_image=self.prompt.n_image_tokens,
             n_audio=self.prompt.n_audio_tokens,
+            n_cached=self.n_cached,
             n_generated=len(self.generated),
             n_refilled=self.n_refilled,
         )

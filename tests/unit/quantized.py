@@ -1,0 +1,42 @@
+"""What the tests of quantising share: runs of the command, made once, and weights read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+from numpy.typing import NDArray
+
+from phi4mm.cli.main import main
+from phi4mm.modelfile.reader import GGUFFile
+
+PLACES = [
+    (first, second, third)
+    for first in ("red", "old", "late")
+    for second in ("ship", "lamp", "door")
+    for third in ("sea", "hill", "night")
+]
+TEXT = "\n\n".join(
+    f"The {first} {second} is {n} steps from the {third}, and {n * n} from anything else."
+    for n, (first, second, third) in enumerate(PLACES)
+)
+
+
+def run(*args: object) -> int:
+    """Run a command in this process."""
+    return main([str(arg) for arg in args])
+
+
+def weights(file: GGUFFile, name: str) -> NDArray[np.float32]:
+    """The weights of a tensor of any type, by the gguf package instead of ours."""
+    kind = gguf.GGMLQuantizationType(int(file.tensors[name].ggml_type))
+    rows = gguf.quants.dequantize(file.data(name), kind)
+    return np.asarray(rows, np.float32)
+
+
+def decoder_of(folder: Path) -> GGUFFile:
+    """The decoder file of a bundle's folder."""
+    from phi4mm.modelfile.bundle import Bundle
+
+    return Bundle.open(folder).decoder.file
