@@ -36,7 +36,9 @@ def test_text_goes_to_stdout_and_the_notice_to_stderr():
 
 
 def test_json_counts_every_kind_of_token(sample_media):
-    result = answer("-p", "What?", "--image", sample_media / PICTURE, "--audio", sample_media / CLIP)
+    result = answer(
+        "-p", "What?", "--image", sample_media / PICTURE, "--audio", sample_media / CLIP
+    )
     usage = result["usage"]
     assert usage["n_image"] > 0
     assert usage["n_audio"] > 0

@@ -31,7 +31,8 @@ def run(*args: object) -> int:
 def weights(file: GGUFFile, name: str) -> NDArray[np.float32]:
     """The weights of a tensor of any type, by the gguf package instead of ours."""
     kind = gguf.GGMLQuantizationType(int(file.tensors[name].ggml_type))
-    rows = gguf.quants.dequantize(file.data(name), kind)
+    data = file.data(name)
+    rows = gguf.quants.dequantize(data.view(np.uint8) if data.dtype == np.uint16 else data, kind)
     return np.asarray(rows, np.float32)
 
 

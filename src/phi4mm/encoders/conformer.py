@@ -46,7 +46,7 @@ _TABLES = (MEL_MEAN, MEL_INV_STD, REL_ATTN_BIAS)
 
 # Tokens subsampled at a time: bounds the memory of the first convolution's output, which is
 # 160 times as large as the tokens.
-_SLICE = 64
+_SLICE = 32
 
 
 def relative_bias(table: Array, n: int) -> Array:
@@ -77,26 +77,19 @@ def fold(x: Array, size: int) -> Array:
 
 
 def first_kernel(weight: Array, bias: Array) -> Array:
-    """The first convolution as a matrix over patches: (n_conv, 1, 3, 3) -> (n_conv, 16).
-
-    Nine weights, the bias, and zeros up to a length that matrix kernels like.
-    """
-    matrix = np.zeros((len(weight), 16), np.float32)
-    matrix[:, :9] = weight.reshape(-1, 9)
-    matrix[:, 9] = bias
-    return matrix
+    """The first convolution as a matrix: (n_conv, 1, 3, 3) -> (n_conv, 10), the bias last."""
+    return np.concatenate([weight.reshape(-1, 9), bias[:, None]], axis=1)
 
 
 def first_patches(mel: Array) -> Array:
-    """What the first convolution sees: (T, n_mel) -> (ceil(T/2), ceil(n_mel/2), 16).
+    """What the first convolution sees: (n, n_mel) -> (ceil(n / 2), ceil(n_mel / 2), 10).
 
-    3x3 windows at a stride of 2 over the frames with one zero around them, a one for the bias,
-    zeros.
+    Windows of 3x3 at a stride of 2 over the frames with one zero around them, and a one for the
+    bias.
     """
     windows = np.lib.stride_tricks.sliding_window_view(np.pad(mel, 1), (3, 3))[::2, ::2]
-    patches = np.zeros((*windows.shape[:2], 16), np.float32)
+    patches = np.ones((*windows.shape[:2], 10), np.float32)
     patches[..., :9] = windows.reshape(*windows.shape[:2], 9)
-    patches[..., 9] = 1
     return patches
 
 
@@ -235,6 +228,8 @@ class AudioEncoder:
             Cancelled: the backend's abort flag was set.
             NativeError: a computation failed.
         """
+        assert len(mel) > 0
+        assert mel.shape[1:] == (self.hparams.n_mel,)
         taps = taps or Taps()
         between = between or _do_nothing
         normed = (mel - self._mean) * self._inv_std

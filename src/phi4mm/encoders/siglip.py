@@ -210,6 +210,8 @@ class VisionEncoder:
             Cancelled: the backend's abort flag was set.
             NativeError: a computation failed.
         """
+        h = self.hparams
+        assert crops.shape == (1 + plan.n_crops, 3, h.image_size, h.image_size)
         taps = taps or Taps()
         pooled = []
         for crop, valid in zip(crops, plan.crop_valid, strict=True):
@@ -228,16 +230,15 @@ class VisionEncoder:
         h = self.hparams
         order = order_patches(valid_rows, valid_cols, h.pool)
         grid = np.full((h.n_side, h.n_side, h.n_embd), np.nan, np.float32)
-        if order.n_valid == 0:
-            return grid[: order.height, : order.width]
-        patches = cut_patches(crop, h.patch_size)[order.rows, order.cols]
-        positions = self._positions[position_ids(order, valid_rows, valid_cols, h.n_side)]
-        outputs = self._compute(patches, positions, order.n_valid, taps)
-        x = outputs.pop("x")
-        for name, tapped in outputs.items():
-            grid[order.rows, order.cols] = tapped
-            taps.add(name, grid.reshape(h.n_patches, h.n_embd).copy())
-        grid[order.rows, order.cols] = x
+        if order.n_valid > 0:
+            patches = cut_patches(crop, h.patch_size)[order.rows, order.cols]
+            positions = self._positions[position_ids(order, valid_rows, valid_cols, h.n_side)]
+            outputs = self._compute(patches, positions, order.n_valid, taps)
+            x = outputs.pop("x")
+            for name, tapped in outputs.items():
+                grid[order.rows, order.cols] = tapped
+                taps.add(name, grid.reshape(h.n_patches, h.n_embd).copy())
+            grid[order.rows, order.cols] = x
         return average_pool(grid[: order.height, : order.width], h.pool)
 
     def _compute(

@@ -51,12 +51,20 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
     Raises:
         MediaError: the source cannot be opened, is no picture, is damaged or is too large.
     """
+    name = image_name(source)
     if isinstance(source, Image.Image):
-        name = "<image>"
         return _quietly_decode(source, name, max_pixels)
-    name = source_name(source, "image")
     with open_source(source, name) as stream:
         return _quietly_decode(stream, name, max_pixels)
+
+
+def image_name(source: ImageSource) -> str:
+    """What messages call a picture.
+
+    Raises:
+        MediaError: it is no picture source at all.
+    """
+    return "<image>" if isinstance(source, Image.Image) else source_name(source, "image")
 
 
 def _quietly_decode(source: BinaryIO | Image.Image, name: str, max_pixels: int) -> Image.Image:

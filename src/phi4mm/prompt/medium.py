@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
+from phi4mm.errors import MediaError
 from phi4mm.media.audio import AudioSource, Clip, load_audio
 from phi4mm.media.crops import CropPlan, cut_crops, plan_crops
-from phi4mm.media.image import ImageSource, load_image
+from phi4mm.media.image import ImageSource, image_name, load_image
 from phi4mm.media.mel import log_mel, n_audio_tokens, n_frames
 from phi4mm.media.params import FrameParams, ImageParams, MelParams
 from phi4mm.modelfile.hparams import AudioHParams, VisionHParams
@@ -117,7 +118,11 @@ def open_picture(source: ImageSource, params: ImageParams) -> Picture:
         MediaError: it cannot be decoded, or its shape is beyond what the model takes.
     """
     image = load_image(source)
-    return Picture(image, plan_crops(*image.size, params), params)
+    try:
+        plan = plan_crops(*image.size, params)
+    except MediaError as error:
+        raise MediaError(f"{image_name(source)}: {error}") from None
+    return Picture(image, plan, params)
 
 
 def open_sound(source: AudioSource, params: MelParams) -> Sound:
