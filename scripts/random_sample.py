@@ -7,7 +7,6 @@ import tempfile
 from pathlib import Path
 
 from oracle.checkpoint import write_checkpoint
-
 from phi4mm.convert.convert import convert_checkpoint
 from phi4mm.convert.part_type import PartTypes
 from phi4mm.modelfile.ggml_type import GGMLType

@@ -1,4 +1,4 @@
-"""The shape of the package: imports flow down, and the public names are what they are said to be."""
+"""The shape of the package: imports flow down, and the public names can be had."""
 
 import ast
 from pathlib import Path
@@ -24,7 +24,7 @@ RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
 
 
 def modules():
-    return sorted(path for path in ROOT.rglob("*.py") if path.name not in ("__init__.py", "__main__.py"))  # fmt: skip
+    return sorted(path for path in ROOT.rglob("*.py") if not path.name.startswith("__"))
 
 
 def imported_packages(path):

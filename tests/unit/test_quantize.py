@@ -123,6 +123,12 @@ def test_an_output_matrix_of_its_own_takes_the_embeddings_place() -> None:
     assert types == {"token_embd.weight": GGMLType.Q4_K, "output.weight": GGMLType.Q6_K}
 
 
+def test_the_help_lists_every_type(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        run("quantize", "--help")
+    assert f"types: {' '.join(TYPES)}\n" in capsys.readouterr().out
+
+
 # ---- what the files compute
 
 
@@ -218,6 +224,13 @@ def test_what_is_done_already_is_copied(made: Made, tmp_path: Path) -> None:
     source = made("Q4_K_M", False)
     assert run("quantize", source, "Q4_K_M", "-o", tmp_path / "out", "--lora-type", "q8_0") == 0
     assert decoder_of(tmp_path / "out").path.read_bytes() == decoder_of(source).path.read_bytes()
+
+
+def test_what_is_done_already_takes_no_importance_matrix(
+    f16: Path, imatrix: Path, tmp_path: Path, capsys: Any
+) -> None:
+    assert run("quantize", f16, "F16", "-o", tmp_path / "out", "--imatrix", imatrix) == 0
+    assert "is F16 already: the importance matrix is not used" in capsys.readouterr().out
 
 
 def test_a_merged_bundle_is_quantised_too(checkpoint_dir: CheckpointDir, tmp_path: Path) -> None:

@@ -35,5 +35,5 @@ def progress_bar(title: str, *, unit: str | None = None) -> Iterator[Update | No
         console=Console(stderr=True),
         transient=True,
     ) as bar:
-        task = bar.add_task("")
+        task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

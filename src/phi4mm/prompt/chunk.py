@@ -83,8 +83,8 @@ class PromptBuilder:
     def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bundle = bundle
-        self._image_params = bundle.vision and image_params(bundle.vision)
-        self._mel_params = bundle.audio and mel_params(bundle.audio)
+        self._image_params = None if bundle.vision is None else image_params(bundle.vision)
+        self._mel_params = None if bundle.audio is None else mel_params(bundle.audio)
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation in the model's template, waiting for the assistant's answer.

@@ -19,7 +19,8 @@ MediumKind = Literal["image", "audio"]
 IMAGE_PLACEHOLDER = "<|endoftext10|>"
 AUDIO_PLACEHOLDER = "<|endoftext11|>"
 _PLACEHOLDERS: dict[str, MediumKind] = {IMAGE_PLACEHOLDER: "image", AUDIO_PLACEHOLDER: "audio"}
-_MARKER = r"<\|(?P<kind>image|audio)_(?P<number>\d+)\|>"
+_KINDS: dict[str, MediumKind] = {"image": "image", "audio": "audio"}
+_MARKER = re.compile(r"<\|(?P<kind>image|audio)_(?P<number>\d+)\|>")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ def parse_raw(prompt: str, special_tokens: Collection[str]) -> list[Segment]:
         InputError: a marker's number is not its place.
     """
     names = sorted(special_tokens, key=len, reverse=True)
-    pattern = re.compile("|".join([_MARKER, *map(re.escape, names)]))
+    pattern = re.compile("|".join([_MARKER.pattern, *map(re.escape, names)]))
     segments: list[Segment] = []
     n_media: dict[MediumKind, int] = {"image": 0, "audio": 0}
     end = 0
@@ -97,7 +98,7 @@ def parse_raw(prompt: str, special_tokens: Collection[str]) -> list[Segment]:
         if match.start() > end:
             segments.append(Text(prompt[end : match.start()]))
         end = match.end()
-        kind = match["kind"] or _PLACEHOLDERS.get(match[0])
+        kind = _KINDS[match["kind"]] if match["kind"] else _PLACEHOLDERS.get(match[0])
         if kind is None:
             segments.append(Special(match[0]))
             continue

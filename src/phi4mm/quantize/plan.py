@@ -107,7 +107,7 @@ def plan_bundle(
     for part in parts:
         recipe = request.recipe(part.role)
         if recipe is None:
-            planned.append(_copied(part, out_dir / part.file.path.name))
+            planned.append(PlannedPart(part, out_dir / part.file.path.name, None, {}, ()))
         else:
             planned.append(_quantised(part, recipe, request, out_dir, library))
     return planned
@@ -120,7 +120,8 @@ def _quantised(
     imatrix = request.imatrix if part.role == "decoder" else None
     stored = _stored(part, recipe, request.overrides, has_importance=imatrix is not None)
     if _is_done(part, recipe, stored):
-        return _copied(part, path)
+        unused = f"the {part.title} is {recipe.name} already: the importance matrix is not used"
+        return PlannedPart(part, path, None, {}, () if imatrix is None else (unused,))
     _refuse_quantised(part, stored)
     metadata: WritableMetadata = {
         keys.General.FILE_TYPE: recipe.file_type,
@@ -140,10 +141,6 @@ def _quantised(
     ]
     file = OutputFile(path, copied_metadata(part.file.metadata, metadata), output)
     return PlannedPart(part, path, file, encoders, tuple(notes))
-
-
-def _copied(part: SourcePart, path: Path) -> PlannedPart:
-    return PlannedPart(part, path, None, {}, ())
 
 
 def _stored(
