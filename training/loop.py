@@ -170,7 +170,7 @@ class Loop:
         while self.step < self.stage.schedule.steps:
             for batch in self.stage.batches(self.step):
                 self._train(batch)
-                if self.step % 50 == 0:
+                if self.step % 25 == 0:
                     self.record(**{name: round(value, 4) for name, value in self.means.items()})
                 if self.step % evaluate_every == 0:
                     self.record(development=self.stage.evaluate(n_evaluated))

@@ -19,10 +19,14 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class AnswerLoss:
-    """Mean loss per sample, and the share of answer tokens that are right."""
+    """Loss over a batch of answers, and each sample's share of tokens that are right."""
 
     loss: Tensor
-    accuracy: float
+    right: Tensor  # [batch]
+
+    @property
+    def accuracy(self) -> float:
+        return self.right.mean().item()
 
 
 class Extension(nn.Module):
@@ -86,16 +90,19 @@ class SampleModel(nn.Module):
     def answer_loss(self, embeddings: Tensor, labels: Tensor, adapter: str | None) -> AnswerLoss:
         """labels: [batch, time], IGNORED outside the answers.
 
-        Every sample counts the same however long its answer is; with a mean over tokens the
-        long answers (calls) drown the short ones (facts and sums).
+        A sample weighs as the square root of its answer's length. With a mean over tokens the
+        long answers (calls) drown the short ones (facts and sums); with a mean over samples the
+        short ones drown copying, which is learnt from long ones.
         """
         hidden, target = self.hidden(embeddings, adapter)[:, :-1], labels[:, 1:]
         kept = target != IGNORED
         logits = F.linear(hidden[kept], self.table)
-        weight = (1 / kept.sum(1, keepdim=True).float()).expand_as(target)[kept]
+        lengths = kept.sum(1, keepdim=True).float()
+        weight = lengths.rsqrt().expand_as(target)[kept]
         losses = F.cross_entropy(logits, target[kept], reduction="none")
-        right = (logits.argmax(-1) == target[kept]).float().mean().item()
-        return AnswerLoss((losses * weight).sum() / weight.sum(), right)
+        right = torch.zeros_like(target, dtype=torch.float)
+        right[kept] = (logits.argmax(-1) == target[kept]).float()
+        return AnswerLoss((losses * weight).sum() / weight.sum(), right.sum(1) / lengths[:, 0])
 
     @torch.no_grad()
     def generate(

@@ -13,17 +13,63 @@ from . import text_data
 from .evaluate import evaluate_text
 from .loop import Group, Schedule
 from .model import pad_answers
-from .prompting import Conversation
+from .prompting import CLOSING, Conversation
+from .vocabulary import vocabulary
 
 TOKENS_PER_BATCH = 1300
-BATCHES_PER_BLOCK = 16
-RANDOM_COPIES = 0.08
+EXAMPLES_PER_BLOCK = 600
+# At the full rate the embeddings and the copying heads forget their initial structure at once.
+SLOW = 0.2
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A mixture of kinds, up to a share of the steps."""
+
+    until: float
+    weights: dict[str, float]
+
+
+# Copying comes first, of random tokens for the most part: whatever else is learnt first (which
+# tokens are frequent, sums that are noise at that time) breaks the copying heads.
+PHASES = (
+    Phase(0.12, {"random_copy": 0.35, "random_sparse": 0.3, "copy": 0.2, "sparse": 0.15}),
+    Phase(
+        0.45,
+        {
+            "random_copy": 0.06,
+            "random_sparse": 0.06,
+            "facts": 0.2,
+            "arithmetic": 0.1,
+            "copy": 0.15,
+            "sparse": 0.16,
+            "no_media": 0.02,
+            "tools": 0.2,
+            "tool_result": 0.05,
+        },
+    ),
+    Phase(
+        1.0,
+        {
+            "random_copy": 0.03,
+            "random_sparse": 0.03,
+            "facts": 0.14,
+            "arithmetic": 0.42,
+            "copy": 0.08,
+            "sparse": 0.1,
+            "no_media": 0.02,
+            "tools": 0.15,
+            "tool_result": 0.03,
+        },
+    ),
+)
 
 
 @dataclass(frozen=True)
 class Example:
     """A prompt and an answer as ids, the end token included."""
 
+    kind: str
     prompt: list[int]
     answer: list[int]
 
@@ -57,32 +103,55 @@ class TextStage:
         }
 
     def groups(self) -> list[Group]:
-        table = self.model.table
-        matrices = [p for p in self.trained.values() if p.dim() > 1 and p is not table]
-        others = [p for p in self.trained.values() if p.dim() == 1 or p is table]
-        return [Group(matrices, decay=0.05), Group(others)]
+        table, heads = self.model.table, self.model.model.layers[:2]
+        copying = [p for layer in heads for p in layer.self_attn.parameters() if p.requires_grad]
+        slow = {id(p) for p in [table, *copying]}
+        trained = self.trained.values()
+        matrices = [p for p in trained if p.dim() > 1 and id(p) not in slow]
+        attention = [p for p in copying if any(p is t for t in trained)]
+        return [
+            Group(matrices, decay=0.05),
+            Group([p for p in trained if p.dim() == 1]),
+            Group([table, *attention], SLOW),
+        ]
 
-    def _example(self, rng: random.Random) -> Example:
+    def _example(self, rng: random.Random, kind: str) -> Example:
         encode, end = self.tokenizer.encode, self.tokenizer.end
-        if rng.random() < RANDOM_COPIES:
-            ids = [rng.randrange(self.tokenizer.n_text) for _ in range(rng.randint(2, 20))]
-            before, after = encode("<|user|>Repeat:"), encode("<|end|><|assistant|>")
-            return Example([*before, *ids, *after], [*ids, end])
-        item = text_data.sample(rng, "train")
-        return Example(encode(item.prompt), [*encode(item.answer), end])
+        if kind.startswith("random"):
+            return self._random(rng, kind)
+        item = text_data.sample(rng, "train", kind)
+        return Example(kind, encode(item.prompt), [*encode(item.answer), end])
+
+    def _random(self, rng: random.Random, kind: str) -> Example:
+        """Copying of random tokens, as they are or scattered among fillers."""
+        encode, n = self.tokenizer.encode, rng.randint(1, 16)
+        ids = [rng.randrange(self.tokenizer.n_text) for _ in range(n)]
+        if kind == "random_copy":
+            form = rng.choice(vocabulary()["prompts"]["repeat"])
+            before, after = form.split("{text}")
+            prompt = [*encode(f"<|user|>{before}"), *ids, *encode(f"{after}{CLOSING}")]
+            return Example(kind, prompt, [*ids, self.tokenizer.end])
+        filler = encode(rng.choice(text_data.FILLERS))
+        held, places = rng.random() < 0.5, filler * rng.randint(0, 5)
+        for token in ids:
+            places += [token] * (rng.randint(1, 3) if held else 1) + filler * rng.randint(1, 5)
+        after = encode(rng.choice(vocabulary()["prompts"]["sparse"]) + CLOSING)
+        return Example(kind, [*encode("<|user|>"), *places, *after], [*ids, self.tokenizer.end])
 
     def batches(self, step: int) -> Iterator[list[Example]]:
         rng = random.Random(f"{self.name} {step}")
-        batches: list[list[Example]] = []
-        while len(batches) < BATCHES_PER_BLOCK:
-            batches += bucket([self._example(rng) for _ in range(400)], rng, TOKENS_PER_BATCH)
-        yield from batches
+        phase = next(p for p in PHASES if step <= p.until * self.schedule.steps)
+        kinds = rng.choices(list(phase.weights), list(phase.weights.values()), k=EXAMPLES_PER_BLOCK)
+        yield from bucket([self._example(rng, kind) for kind in kinds], rng, TOKENS_PER_BATCH)
 
     def loss(self, batch: list[Example]) -> tuple[Tensor, dict[str, float]]:
         prompts = [self.model.embed(example.prompt) for example in batch]
         answers = [example.answer for example in batch]
         result = self.model.answer_loss(*pad_answers(prompts, answers, self.model), None)
-        return result.loss, {"right": result.accuracy}
+        by_kind: dict[str, list[float]] = {}
+        for example, right in zip(batch, result.right.tolist(), strict=True):
+            by_kind.setdefault(example.kind, []).append(right)
+        return result.loss, {kind: sum(r) / len(r) for kind, r in by_kind.items()}
 
     def evaluate(self, n: int) -> dict[str, Any]:
         return evaluate_text(self.talk, n, "dev")

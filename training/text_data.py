@@ -14,6 +14,8 @@ from typing import Any
 
 from .vocabulary import Split, split_of, vocabulary
 
+# The placeholders of pictures and clips, and two that are ordinary text.
+FILLERS = ("<|endoftext10|>", "<|endoftext11|>", "<|endoftext11|>", " .", " _")
 Arguments = dict[str, Any]
 
 
@@ -96,7 +98,7 @@ def sparse(rng: random.Random, split: Split) -> tuple[str, str]:
 
     This is the form in which an encoder's features arrive, so the adapters find the circuit ready.
     """
-    filler = rng.choice(["<|endoftext10|>", "<|endoftext11|>", "<|endoftext11|>", " .", " _"])
+    filler = rng.choice(FILLERS)
     text = words_and_numbers(rng, rng.randint(1, 6))
     held, places = rng.random() < 0.5, [filler * rng.randint(0, 6)]
     for unit in _units(text):
@@ -206,15 +208,7 @@ def tool_result(rng: random.Random, split: Split) -> tuple[str, str]:
     return prompt, f"The result is {result}."
 
 
-KINDS = {
-    "facts": 0.14,
-    "arithmetic": 0.44,
-    "copy": 0.1,
-    "sparse": 0.11,
-    "no_media": 0.02,
-    "tools": 0.16,
-    "tool_result": 0.03,
-}
+KINDS = ("facts", "arithmetic", "copy", "sparse", "no_media", "tools", "tool_result")
 PLAIN = {
     "facts": fact,
     "arithmetic": arithmetic,
@@ -224,9 +218,8 @@ PLAIN = {
 }
 
 
-def sample(rng: random.Random, split: Split, kind: str | None = None) -> TextItem:
-    """One item of the given kind, or of a kind drawn by weight."""
-    kind = kind or rng.choices(list(KINDS), list(KINDS.values()))[0]
+def sample(rng: random.Random, split: Split, kind: str) -> TextItem:
+    """One item of the given kind."""
     if kind == "tools":
         system, question, answer = tools(rng, split)
         return TextItem(kind, chat(question, system), answer)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, closing
 from functools import cached_property
 from os import PathLike
 from types import TracebackType
@@ -17,18 +17,22 @@ from phi4mm.engine.encoding import MediaEncoder
 from phi4mm.engine.engine import AdapterChoice, Engine
 from phi4mm.engine.event import Event
 from phi4mm.engine.parameters import EngineParams, FlashAttention, KVType, SamplingParams
-from phi4mm.media.audio import AudioSource
+from phi4mm.errors import InputError
+from phi4mm.media.audio import AudioSource, AudioStream, open_audio
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import AudioProjection
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.native.abort import AbortFlag
 from phi4mm.native.library import load
 from phi4mm.prompt.chunk import Prompt, PromptBuilder
-from phi4mm.prompt.message import Message, user_message
+from phi4mm.prompt.medium import mel_params
+from phi4mm.prompt.message import Message
 from phi4mm.prompt.tokenizer import Tokenizer
+from phi4mm.transcribe.segment import Segment, join_texts
+from phi4mm.transcribe.task import TRANSCRIBE, Task
+from phi4mm.transcribe.transcriber import Transcriber
 
 Embeddings = npt.NDArray[np.float32]
-TRANSCRIBE_PROMPT = "Transcribe the audio clip into text."
 
 
 class Phi4MM:
@@ -89,6 +93,11 @@ class Phi4MM:
             self.tokenizer = Tokenizer(self.bundle.decoder.file.metadata)
             self.prompts = PromptBuilder(self.bundle, self.tokenizer)
             self._stack = stack.pop_all()
+
+    @property
+    def n_ctx(self) -> int:
+        """Positions per sequence, prompt and answer together."""
+        return self._plan.n_ctx
 
     def load(self) -> None:
         """Load the weights and allocate everything a request can need.
@@ -160,10 +169,40 @@ class Phi4MM:
         self._plan.require_fit(built.n_tokens)
         return self._engine.logits(built, adapter)
 
-    def transcribe(self, source: AudioSource) -> str:
-        """The words spoken in a clip that fits the context."""
-        events = self.generate([user_message(TRANSCRIBE_PROMPT, audios=[source])])
-        return "".join(event.text for event in events).strip()
+    def transcribe(self, source: AudioSource, task: Task = TRANSCRIBE) -> str:
+        """The words spoken in a recording of any length; "" where nobody speaks.
+
+        Args:
+            source: the recording.
+            task: ``translate_to("de")`` gives them in German.
+
+        Raises:
+            InputError: this bundle has no audio encoder.
+            MediaError: the recording cannot be used.
+        """
+        return join_texts(segment.text for segment in self.transcribe_segments(source, task))
+
+    def transcribe_segments(
+        self, source: AudioSource, task: Task = TRANSCRIBE
+    ) -> Iterator[Segment]:
+        """What ``transcribe`` gives, with times, as it is heard; memory does not grow."""
+        with self.open_audio(source) as audio:
+            yield from Transcriber(self._events, task).segments(audio)
+
+    def open_audio(self, source: AudioSource) -> AbstractContextManager[AudioStream]:
+        """Sound of any length, decoded block by block at a rate this bundle takes.
+
+        Raises:
+            InputError: this bundle has no audio encoder.
+        """
+        if self.bundle.audio is None:
+            raise InputError("this model has no audio encoder: give its mmproj file")
+        return open_audio(source, mel_params(self.bundle.audio))
+
+    def _events(
+        self, messages: Sequence[Message], sampling: SamplingParams
+    ) -> Generator[Event, None, None]:
+        yield from self.generate(messages, sampling)
 
     def encode_image(self, source: ImageSource) -> Embeddings:
         """Embeddings ``(n_tokens, n_embd)`` of a picture, after the projector."""

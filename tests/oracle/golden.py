@@ -4,7 +4,8 @@
 
 Needs torch, transformers and peft (README.md beside this file); run by hand, never by the tests.
 
-``goldens/NAME.safetensors`` holds tensors named CASE/KIND, ``goldens/NAME.json`` the cases:
+``goldens/NAME.json`` holds the cases, and fingerprints of the weights and media that were drawn;
+``goldens/NAME.safetensors`` holds tensors named CASE/KIND:
 
     ids, argmax, lead     at every position; lead = first minus second logit
     rows, last            every stride-th row of logits, and the last row
@@ -35,8 +36,8 @@ from oracle.cases import (
     all_cases,
     stride,
 )
-from oracle.checkpoint import write_checkpoint, write_json
-from oracle.media import write_media
+from oracle.checkpoint import draw_tensors, fingerprint, write_checkpoint, write_json
+from oracle.media import draw_media, write_media
 from oracle.reference import Reference
 from oracle.sizes import SIZES, Sizes
 
@@ -82,7 +83,10 @@ def write_goldens(name: str, reference: Reference, media: Path) -> None:
     user, greedy = greedy_answer(reference, sizes)
     tensors |= {f"greedy/{kind}": x.contiguous() for kind, x in greedy.items()}
     save_file(tensors, GOLDENS / f"{name}.safetensors")
-    write_json(GOLDENS / f"{name}.json", {"cases": records, "greedy": {"user": user}})
+    drawn = {"weights": fingerprint(draw_tensors(sizes)), "media": fingerprint(draw_media())}
+    write_json(
+        GOLDENS / f"{name}.json", {"drawn": drawn, "cases": records, "greedy": {"user": user}}
+    )
 
 
 def answer(reference: Reference, case: Case, media: Path) -> tuple[Record, Tensors]:

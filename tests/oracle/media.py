@@ -30,12 +30,21 @@ CLIPS = {
 def write_media(out_dir: Path) -> Path:
     """Writes every picture (PNG) and clip (WAV, float) into ``out_dir`` and returns that folder."""
     out_dir.mkdir(parents=True, exist_ok=True)
-    for seed, (name, (width, height)) in enumerate(PICTURES.items(), 1):
-        Image.fromarray(draw_picture(width, height, seed)).save(out_dir / name)
-    for seed, (name, (n_samples, rate)) in enumerate(CLIPS.items(), 1):
-        clip = draw_clip(n_samples, rate, seed)
-        soundfile.write(out_dir / name, clip, rate, subtype="FLOAT")
+    for name, values in draw_media().items():
+        if name in PICTURES:
+            Image.fromarray(values).save(out_dir / name)
+        else:
+            soundfile.write(out_dir / name, values, CLIPS[name][1], subtype="FLOAT")
     return out_dir
+
+
+def draw_media() -> dict[str, np.ndarray]:
+    """Pixels and samples of every picture and clip, by file name."""
+    pictures = {
+        name: draw_picture(*size, seed) for seed, (name, size) in enumerate(PICTURES.items(), 1)
+    }
+    clips = {name: draw_clip(*size, seed) for seed, (name, size) in enumerate(CLIPS.items(), 1)}
+    return pictures | clips
 
 
 def draw_picture(width: int, height: int, seed: int) -> np.ndarray:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from parity.answer import logits_of
-from parity.fixtures import OpenModel
+from parity.fixtures import BundleDir, OpenModel
 from parity.goldens import MAX_LOGIT_ERROR, NAMES, cases
+from phi4mm import Phi4MM
 
 HF_CASES = ("text_base", "text_vision", "text_speech", "image_audio_text", "a16000_8000")
 CASES = [
@@ -36,3 +37,9 @@ def test_logits_match_the_reference(
 def test_a_conversation_without_media_uses_no_adapter(open_model: OpenModel, name: str) -> None:
     golden = cases(name)["text_base"]
     assert golden.logit_error(open_model(name).logits(golden.prompt)) <= MAX_LOGIT_ERROR
+
+
+def test_two_threads_answer_as_one(bundle_dir: BundleDir, media_dir: Path) -> None:
+    golden = cases("tiny")["a16000_8000"]
+    with Phi4MM(bundle_dir("tiny"), n_threads=2, kv_type="f32") as model:
+        assert golden.logit_error(logits_of(model, golden, media_dir)) <= MAX_LOGIT_ERROR

@@ -244,6 +244,10 @@ MALFORMED: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda d: edit_config(d, "rope_scaling.type", "yarn"),
         r"rope_scaling\.type is 'yarn'; supported is 'longrope'",
     ),
+    "original context of one": (
+        lambda d: edit_config(d, "original_max_position_embeddings", 1),
+        r"original_max_position_embeddings is 1; supported is an integer from 2",
+    ),
     "too few RoPE factors": (
         lambda d: edit_config(d, "rope_scaling.short_factor", [1.0] * 10),
         r"rope_scaling\.short_factor is .*; supported is 24 numbers",
@@ -309,9 +313,44 @@ def test_the_unspoilt_copy_is_accepted(broken: Path, tmp_path: Path) -> None:
     convert_checkpoint(broken, tmp_path / "out")
 
 
-def test_missing_folder_and_file_are_named(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match="nowhere: no such folder"):
         open_checkpoint(tmp_path / "nowhere")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    with pytest.raises(ModelFileError, match="safetensors: a file; a checkpoint is a folder"):
+        open_checkpoint(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("vision_config.hidden_act", "gelu", "hidden_act is 'gelu'; supported is 'gelu_pytorch"),
+        ("vision_config.feature_layer", -1, "feature_layer is -1; supported is -2"),
+        ("vision_config.image_token_id", 5, r"image_token_id is 5; supported is \d+"),
+        ("audio_config.bias_symmetric", True, "bias_symmetric is True; supported is False"),
+        ("audio_config.bias_max_distance", 1000, r"bias_values\.weight' has shape \[40, 4\]"),
+        ("rope_parameters.rope_type", "default", "rope_type is 'default'"),
+        ("vision_config.num_hidden_layers", ..., "vision_config.num_hidden_layers is missing"),
+    ],
+)
+def test_fields_of_transformers_layout_are_checked(
+    field: str, value: object, message: str, checkpoint_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "hf"
+    shutil.copytree(checkpoint_dir("tiny", "hf"), folder, copy_function=os.link)
+    edit_config(folder, field, value)
+    with pytest.raises(ModelFileError, match=message):
+        convert_checkpoint(folder, tmp_path / "out")
+
+
+def test_every_truncation_is_refused(tmp_path: Path) -> None:
+    entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    whole = safetensors({"w": entry}, bytes(8))
+    path = tmp_path / "x.safetensors"
+    for n in range(len(whole)):
+        path.write_bytes(whole[:n])
+        with pytest.raises(ModelFileError, match=r"x\.safetensors"):
+            open_tensors(path)
 
 
 def test_missing_adapter_folder_of_transformers_layout(

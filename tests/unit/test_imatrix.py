@@ -16,7 +16,7 @@ from phi4mm.native.batch import Batch
 from phi4mm.native.library import load
 from phi4mm.native.llama import Context, Model
 from phi4mm.native.params import ContextParams
-from phi4mm.native.product_observer import ProductObserver
+from phi4mm.native.product_observer import ProductObserver, weight_name
 from phi4mm.prompt.tokenizer import Tokenizer
 from phi4mm.quantize import collect
 from phi4mm.quantize.collect import collect_imatrix
@@ -261,3 +261,8 @@ def test_an_observer_that_fails_fails_once(f16: Path) -> None:
         with pytest.raises(NativeError, match=r"blk\.0\.attn_qkv\.weight"):
             observer.raise_failure()
         observer.raise_failure()
+
+
+@pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "CUDA0#blk.0.ffn_up.weight#0"])
+def test_a_weight_that_was_copied_to_a_device_keeps_its_name(name: str) -> None:
+    assert weight_name(name) == "blk.0.ffn_up.weight"

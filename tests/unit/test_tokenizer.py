@@ -1,11 +1,16 @@
 """The tokenizer rebuilt from a GGUF file gives the ids of the checkpoint's own tokenizer."""
 
+import json
+import shutil
+
 import pytest
 from tokenizers import Tokenizer as HFTokenizer
 
 from oracle.checkpoint import DATA
+from phi4mm.convert import convert_checkpoint
 from phi4mm.errors import InputError
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.prompt.chunk import PromptBuilder
 from phi4mm.prompt.tokenizer import Detokenizer, Tokenizer
 
 CORPUS = (
@@ -93,3 +98,43 @@ def test_an_incomplete_character_at_the_end_is_shown_as_such(pair):
         pytest.skip("this vocabulary has the whole character")
     assert stream.push(first_byte) == ""
     assert stream.flush() == "\ufffd"
+
+
+BLANK_PROMPTS = (
+    "<|user|> \n\t Hello  <|end|><|assistant|>",
+    "<|user|>\u00a0\u3000Hello<|end|> \n<|assistant|>",
+    "<|user|> <|end|>  x",
+    "<|system|> kept <|end|>",
+)
+
+
+@pytest.fixture(scope="module")
+def stripping(checkpoint_dir, tmp_path_factory):
+    """A bundle, and the tokenizer, of a checkpoint where two tokens swallow blanks."""
+    folder = tmp_path_factory.mktemp("stripping")
+    checkpoint = shutil.copytree(checkpoint_dir("tiny"), folder / "checkpoint")
+    path = checkpoint / "tokenizer.json"
+    root = json.loads(path.read_text())
+    for token in root["added_tokens"]:
+        token["rstrip"] = token["content"] in ("<|user|>", "<|end|>")
+    path.write_text(json.dumps(root))
+    convert_checkpoint(checkpoint, folder / "bundle")
+    with Bundle.open(folder / "bundle") as bundle:
+        builder = PromptBuilder(bundle, Tokenizer(bundle.decoder.file.metadata))
+    return builder, HFTokenizer.from_file(str(path))
+
+
+@pytest.mark.parametrize("prompt", BLANK_PROMPTS)
+def test_blanks_after_special_tokens_go_where_the_checkpoint_says_so(stripping, prompt):
+    builder, reference = stripping
+    (chunk,) = builder.raw(prompt).chunks
+    assert list(chunk.ids) == reference.encode(prompt, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize("prompt", BLANK_PROMPTS)
+def test_and_stay_where_it_does_not(bundle_dir, prompt):
+    with Bundle.open(bundle_dir("tiny")) as bundle:
+        builder = PromptBuilder(bundle, Tokenizer(bundle.decoder.file.metadata))
+        (chunk,) = builder.raw(prompt).chunks
+    reference = HFTokenizer.from_file(str(DATA / "tiny" / "tokenizer.json"))
+    assert list(chunk.ids) == reference.encode(prompt, add_special_tokens=False).ids

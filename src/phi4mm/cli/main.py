@@ -12,7 +12,19 @@ from importlib import import_module
 from phi4mm import __version__
 from phi4mm.errors import Cancelled, InputError, ModelFileError, Phi4MMError
 
-VERBS = ("demo", "run", "convert", "quantize", "imatrix")
+VERBS = (
+    "demo",
+    "run",
+    "convert",
+    "quantize",
+    "imatrix",
+    "inspect",
+    "perplexity",
+    "bench",
+    "plan",
+    "transcribe",
+    "eval",
+)
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERNAL = 1

@@ -108,7 +108,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             truncated, a Git LFS pointer, or contradicts another.
     """
     if not path.is_dir():
-        raise ModelFileError(f"{path}: no such folder; a checkpoint is a folder with config.json")
+        found = "a file" if path.exists() else "no such folder"
+        raise ModelFileError(f"{path}: {found}; a checkpoint is a folder with config.json")
     config = read_json(path / "config.json")
     layout = _layout(path / "config.json", config)
     tensors = _main_tensors(path)

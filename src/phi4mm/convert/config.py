@@ -230,6 +230,7 @@ def _decoder(fields: Fields) -> DecoderHParams:
     if n["n_embd"] % n["n_head"]:
         wanted = f"a divisor of hidden_size, {n['n_embd']}"
         raise fields.error("num_attention_heads", n["n_head"], wanted)
+    fields.integer("original_max_position_embeddings", low=2)  # its logarithm is a divisor
     if fields.has("sliding_window"):  # one shorter than the context would have an effect
         fields.integer("sliding_window", low=n["n_ctx_train"])
     n_rot = _n_rot(fields, n["n_embd"] // n["n_head"])

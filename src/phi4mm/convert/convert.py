@@ -162,8 +162,14 @@ def _write(plan: Plan, out_dir: Path, progress: Progress | None) -> BundleReport
 
 def _report(plan: Plan) -> BundleReport:
     files = tuple(
-        FileReport(f.output.path, f.part, f.ggml_type, len(f.output.tensors), f.output.n_bytes)
-        for f in plan.files
+        FileReport(
+            path=file.output.path,
+            part=file.part,
+            ggml_type=file.ggml_type,
+            n_tensors=len(file.output.tensors),
+            n_bytes=file.output.path.stat().st_size,
+        )
+        for file in plan.files
     )
     notes = (*plan.notes, *(note for file in plan.files for note in file.notes))
     return BundleReport(files, plan.bundle_id, plan.n_used, plan.dropped, notes)

@@ -16,6 +16,7 @@ import numpy as np
 from phi4mm.convert import rules
 from phi4mm.convert.checkpoint import ADAPTERS, Checkpoint
 from phi4mm.convert.config import ModelConfig, read_config
+from phi4mm.convert.fields import Fields
 from phi4mm.convert.identity import bundle_id, merged_id
 from phi4mm.convert.naming import FileNames, checkpoint_name
 from phi4mm.convert.part_type import FILE_TYPES, PartTypes, stored_as
@@ -91,7 +92,7 @@ def plan_checkpoint(
     config = read_config(checkpoint)
     found, dropped = resolve_parts(checkpoint, config)
     tokenizer = read_tokenizer(checkpoint.path, config.decoder.n_vocab)
-    _check_stop_ids(checkpoint, config, tokenizer)
+    _check_token_ids(checkpoint, config, tokenizer)
     identity = bundle_id(checkpoint)
     decoder = replace(
         config.decoder,
@@ -101,13 +102,7 @@ def plan_checkpoint(
         merged_adapter=merge,
     )
     names = FileNames(out_dir, checkpoint_name(checkpoint.path, merge))
-    files = [
-        _decoder_file(names, decoder, config, tokenizer, found, types.decoder),
-        _mmproj_file(names, config, decoder.bundle_id, found["mmproj"], types.mmproj),
-    ]
-    for name, lora in config.adapters.items() if merge is None else ():
-        hparams = AdapterHParams(name, lora.alpha, lora.rank, decoder.bundle_id)
-        files.append(adapter_file(names, hparams, decoder, found[name], types.lora))
+    files = _bundle_files(names, decoder, config, tokenizer, found, types)
     if merge is not None:
         (other,) = set(ADAPTERS) - {merge}
         reason = f"{other} adapter, of no use to a decoder with the {merge} adapter merged"
@@ -119,6 +114,25 @@ def plan_checkpoint(
         dropped=dropped,
         notes=(*tokenizer.notes, *_checkpoint_notes(checkpoint, merge)),
     )
+
+
+def _bundle_files(
+    names: FileNames,
+    decoder: DecoderHParams,
+    config: ModelConfig,
+    tokenizer: TokenizerMetadata,
+    found: Mapping[str, list[Resolved]],
+    types: PartTypes,
+) -> list[PlannedFile]:
+    files = [
+        _decoder_file(names, decoder, config, tokenizer, found, types.decoder),
+        _mmproj_file(names, config, decoder.bundle_id, found["mmproj"], types.mmproj),
+    ]
+    if decoder.merged_adapter is None:
+        for name, lora in config.adapters.items():
+            hparams = AdapterHParams(name, lora.alpha, lora.rank, decoder.bundle_id)
+            files.append(adapter_file(names, hparams, decoder, found[name], types.lora))
+    return files
 
 
 def resolve_parts(
@@ -178,10 +192,13 @@ def _check_shapes(config: ModelConfig, found: Mapping[str, list[Resolved]]) -> N
         rules.check_table(name, found[name], tensors.adapter_tensors(hparams, config.decoder))
 
 
-def _check_stop_ids(
+def _check_token_ids(
     checkpoint: Checkpoint, config: ModelConfig, tokenizer: TokenizerMetadata
 ) -> None:
-    """The files have room for two stop tokens: refuse a checkpoint that stops on another."""
+    """Refuse ids that contradict the names, and stop tokens that the files have no key for."""
+    fields = Fields(checkpoint.path / "config.json", checkpoint.config)
+    fields.expect("vision_config.image_token_id", (tokenizer.image_token_id,))
+    fields.expect("audio_config.audio_token_id", (tokenizer.audio_token_id,))
     if other := config.stop_ids - tokenizer.stop_ids:
         raise ModelFileError(
             f"{checkpoint.path}: eos_token_id names {sorted(other)}; generation stops on "

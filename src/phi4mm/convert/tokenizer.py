@@ -16,6 +16,7 @@ from typing import Final, cast
 from tokenizers import Tokenizer
 
 from phi4mm.convert.checkpoint import read_json, read_optional_json
+from phi4mm.convert.tensorfile import refuse_lfs_pointer
 from phi4mm.convert.writer import OutputFile
 from phi4mm.errors import ModelFileError
 from phi4mm.modelfile import keys
@@ -108,6 +109,8 @@ def read_tokenizer(folder: Path, n_vocab: int) -> TokenizerMetadata:
         keys.Tokenizer.UNK_ID: _id(path, special, END_OF_TEXT),
         keys.Tokenizer.ADD_BOS: False,
     }
+    if strip_after := [cast(int, token["id"]) for token in added if token.get("rstrip")]:
+        metadata[keys.Tokenizer.STRIP_AFTER] = strip_after
     if template is not None:
         metadata[keys.Tokenizer.CHAT_TEMPLATE] = template
     _check_as_written(path, metadata)
@@ -125,7 +128,9 @@ def _check_model(path: Path, root: Mapping[str, object], model: Mapping[str, obj
         raise ModelFileError(f"{path}: has a normalizer; this model's tokenizer has none")
     for field, allowed in _EXPECTED_MODEL.items():
         if model.get(field) not in allowed:
-            raise ModelFileError(f"{path}: model.{field} is {model[field]!r}, not {allowed[0]!r}")
+            raise ModelFileError(
+                f"{path}: model.{field} is {model.get(field)!r}, not {allowed[0]!r}"
+            )
 
 
 def _check_pre_tokenizer(path: Path, pre_tokenizer: object) -> None:
@@ -161,8 +166,9 @@ def _added_tokens(path: Path, root: Mapping[str, object]) -> list[Mapping[str, o
                 pass
             case _:
                 raise ModelFileError(f"{path}: added_tokens holds {token!r}, not id and content")
-        if token.get("single_word"):
-            raise ModelFileError(f"{path}: {token['content']!r} has single_word: not supported")
+        for flag in ("single_word", "lstrip"):
+            if token.get(flag):
+                raise ModelFileError(f"{path}: {token['content']!r} has {flag}: not supported")
     return added
 
 
@@ -225,7 +231,11 @@ def _chat_template(folder: Path) -> str | None:
     """The chat template, from wherever transformers may have put it."""
     jinja = folder / "chat_template.jinja"
     if jinja.is_file():
-        return jinja.read_text(encoding="utf-8")
+        refuse_lfs_pointer(jinja)
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ModelFileError(f"{jinja}: not UTF-8 text ({error.reason})") from None
     for name in ("tokenizer_config.json", "chat_template.json", "processor_config.json"):
         template = read_optional_json(folder / name).get("chat_template")
         if isinstance(template, str):
@@ -239,12 +249,6 @@ def _notes(added: list[Mapping[str, object]], types: list[int], template: str | 
         notes.append("no chat template found: the file carries none (phi4mm has its own)")
     if n_unused := types.count(UNUSED):
         notes.append(f"{n_unused} ids have no token: written as unused")
-    strips = [str(t["content"]) for t in added if t.get("lstrip") or t.get("rstrip")]
-    if strips:
-        notes.append(
-            "tokenizer.json lets these swallow the blanks beside them, which GGUF cannot say: "
-            + " ".join(strips)
-        )
     return notes
 
 

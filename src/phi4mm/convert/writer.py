@@ -12,7 +12,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -158,8 +158,9 @@ class StagedFiles:
             return
         for part, _ in self._parts:
             part.unlink(missing_ok=True)
-        for folder in self._made:
-            folder.rmdir()
+        with suppress(OSError):  # somebody else put something there meanwhile
+            for folder in self._made:
+                folder.rmdir()
 
 
 def write_gguf(
@@ -190,16 +191,12 @@ def _encoded_blocks(
     n_rows = tensor.rows.n_rows
     step = max(1, _BLOCK_WEIGHTS // tensor.rows.n_cols)
     pending: deque[Future[Bytes]] = deque()
-    try:
-        for start in range(0, n_rows, step):
-            pending.append(pool.submit(_encode_block, tensor, start, min(start + step, n_rows)))
-            if len(pending) > n_ahead:
-                yield pending.popleft().result()
-        while pending:
+    for start in range(0, n_rows, step):
+        pending.append(pool.submit(_encode_block, tensor, start, min(start + step, n_rows)))
+        if len(pending) > n_ahead:
             yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
+    while pending:
+        yield pending.popleft().result()
 
 
 def _encode_block(tensor: OutputTensor, start: int, stop: int) -> Bytes:

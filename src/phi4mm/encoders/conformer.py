@@ -44,6 +44,9 @@ Array: TypeAlias = NDArray[np.float32]
 # Read by numpy, not by graphs.
 _TABLES = (MEL_MEAN, MEL_INV_STD, REL_ATTN_BIAS)
 
+# Operations of a block: 72, and one more for every padded matrix and every tap.
+_MAX_PER_BLOCK = 128
+
 # Tokens subsampled at a time: bounds the memory of the first convolution's output, which is
 # 160 times as large as the tokens.
 _SLICE = 32
@@ -285,7 +288,7 @@ class AudioEncoder:
 
     def _compute(self, tokens: Array, bias: Array, taps: Taps) -> dict[str, Array]:
         h = self.hparams
-        with Graph(self._backend) as g:
+        with Graph(self._backend, max_tensors=(1 + h.n_layer) * _MAX_PER_BLOCK) as g:
             x = g.input("tokens", tokens.shape)
             biases = g.input("bias", bias.shape)
             for il in range(h.n_layer):

@@ -43,6 +43,9 @@ Indices: TypeAlias = NDArray[np.intp]
 # Read by numpy, not by graphs.
 _TABLES = (POSITION_EMBD, IMAGE_NEWLINE, VIEW_SEPARATOR)
 
+# Operations of a layer: 34, and one more for every padded matrix and every tap.
+_MAX_PER_LAYER = 64
+
 
 @dataclass(frozen=True, slots=True)
 class PatchOrder:
@@ -245,7 +248,7 @@ class VisionEncoder:
         self, patches: Array, positions: Array, n_valid: int, taps: Taps
     ) -> dict[str, Array]:
         h, w = self.hparams, self._weights
-        with Graph(self._backend) as g:
+        with Graph(self._backend, max_tensors=(1 + h.n_layer) * _MAX_PER_LAYER) as g:
             x = g.mul_mat(w[patch_embd("weight")], g.input("patches", patches.shape))
             x = g.add(x, w[patch_embd("bias")])
             x = g.add(x, g.input("positions", positions.shape))

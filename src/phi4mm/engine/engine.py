@@ -156,7 +156,7 @@ class Engine:
             n_kept = new_slot.begin(
                 sequence.keys, self._decoder.adapter(sequence.prompt.mode.adapter)
             )
-            sequence.n_refilled += sequence.n_tokens - n_kept
+            sequence.n_refilled += sequence.n_tokens - 1 - n_kept  # the last one is new
             return new_slot, self._prefill(sequence, new_slot, n_kept)
         began = time.perf_counter()
         token = np.array(sequence.generated[-1:], np.int32)

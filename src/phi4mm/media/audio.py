@@ -1,4 +1,4 @@
-"""Clips: whatever libsndfile decodes, or arrays, in; mono float32 at a rate of the model out.
+"""Clips: whatever libsndfile or PyAV decodes, or arrays, in; mono float32 at a model's rate out.
 
 Differs from the reference: it thins samples by a whole factor, so that 44.1 kHz sound becomes
 22.05 kHz sound declared as 16; here every rate is resampled properly (docs/model.md,
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import operator
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, TypeAlias
 
@@ -19,7 +20,9 @@ import soundfile
 import soxr
 
 from phi4mm.errors import MediaError
+from phi4mm.media.container import open_container
 from phi4mm.media.params import FrameParams, MelParams
+from phi4mm.media.sniff import HEAD_BYTES, container_name
 from phi4mm.media.source import Source, one_line, open_source, source_name
 
 Samples = npt.NDArray[np.float32]
@@ -62,8 +65,8 @@ def load_audio(source: AudioSource, params: MelParams, *, max_seconds: float | N
     decoder noticing, such as a WAV cut short, is used as far as it goes.
 
     Args:
-        source: a path, the bytes of a file, or (samples, rate in Hz) with samples [n] or
-            [n, channels]; integers are scaled by their type's range, floats taken as they are.
+        source: a path, a data URL, the bytes of a file, or (samples, rate in Hz) with samples [n]
+            or [n, channels]; integers are scaled by their type's range, floats taken as they are.
         params: the rates, and the least length.
         max_seconds: longest clip, in seconds; None for no limit.
 
@@ -71,12 +74,38 @@ def load_audio(source: AudioSource, params: MelParams, *, max_seconds: float | N
         MediaError: the source cannot be opened, is no sound, is damaged, has values that are not
             finite, is shorter than one frame or longer than the limit.
     """
-    if isinstance(source, tuple):
-        return _to_clip(_from_array(*source), params, max_seconds)
-    name = source_name(source, "audio")
-    with open_source(source, name) as stream, _open_sound(stream, name) as sound:
-        recording = _Recording(name, sound.samplerate, _decoded_blocks(sound, name))
+    with _open_recording(source) as recording:
         return _to_clip(recording, params, max_seconds)
+
+
+@dataclass(frozen=True, slots=True)
+class AudioStream:
+    """Sound while it is decoded, for what is too long to hold.
+
+    Attributes:
+        name: where it comes from, for messages.
+        rate: of ``blocks`` in Hz, one of the model's two rates.
+        duration_s: as the file declares it; None where it does not.
+        blocks: mono float32 [n], read once.  Reading raises ``MediaError`` where data is damaged.
+    """
+
+    name: str
+    rate: int
+    duration_s: float | None
+    blocks: Iterator[Samples]
+
+
+@contextmanager
+def open_audio(source: AudioSource, params: MelParams) -> Iterator[AudioStream]:
+    """Open sound of any length; what ``load_audio`` says of channels and rates holds here too.
+
+    Raises:
+        MediaError: the source cannot be opened, is no sound, or its rate is out of range.
+    """
+    with _open_recording(source) as recording:
+        target = _frames_for(recording.rate, recording.name, params).sample_rate
+        blocks = _resampled(recording, target)
+        yield AudioStream(recording.name, target, recording.duration_s, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +114,36 @@ class _Recording:
 
     name: str
     rate: int
+    duration_s: float | None
     blocks: Iterator[Samples]
+
+
+@contextmanager
+def _open_recording(source: AudioSource) -> Iterator[_Recording]:
+    if isinstance(source, tuple):
+        yield _from_array(*source)
+        return
+    name = source_name(source, "audio")
+    with open_source(source, name) as stream:
+        kind = container_name(stream.read(HEAD_BYTES))
+        stream.seek(0)
+        if kind is not None:
+            with open_container(stream, name, kind) as track:
+                yield _Recording(name, track.rate, track.duration_s, track.blocks)
+            return
+        with _open_sound(stream, name) as sound:
+            rate = sound.samplerate
+            yield _Recording(name, rate, sound.frames / rate, _decoded_blocks(sound, name))
+
+
+def _resampled(recording: _Recording, target: int) -> Iterator[Samples]:
+    resampler, is_empty = _Resampler(recording.rate, target), True
+    for block in recording.blocks:
+        yield resampler.feed(_mono(block, recording.name))
+        is_empty = False
+    if is_empty:
+        raise MediaError(f"{recording.name}: has no samples; give at least one")
+    yield resampler.flush()
 
 
 def _to_clip(recording: _Recording, params: MelParams, max_seconds: float | None) -> Clip:
@@ -198,7 +256,8 @@ def _from_array(samples: npt.NDArray[Any], rate: int) -> _Recording:
         rate = operator.index(rate)
     except TypeError:
         raise MediaError(f"{name}: sample rate {rate!r}; give whole Hz") from None
-    return _Recording(name, rate, _array_blocks(array))
+    duration_s = len(array) / rate if rate > 0 else None
+    return _Recording(name, rate, duration_s, _array_blocks(array))
 
 
 def _array_blocks(array: npt.NDArray[Any]) -> Iterator[Samples]:

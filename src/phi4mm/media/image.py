@@ -1,4 +1,4 @@
-"""Pictures: whatever Pillow decodes in, an upright 8-bit RGB picture out.
+"""Pictures: whatever Pillow (or pillow-heif) decodes in, an upright 8-bit RGB picture out.
 
 Rules that change pixels, all of them chosen to show what a viewer would show: EXIF orientation is
 applied; transparency is laid over white; deep grey is scaled to 8 bits, not clipped; of an
@@ -15,6 +15,7 @@ import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from phi4mm.errors import MediaError
+from phi4mm.media.sniff import HEAD_BYTES, is_heic, is_pdf
 from phi4mm.media.source import Source, one_line, open_source, source_name
 
 ImageSource: TypeAlias = Source | Image.Image
@@ -22,7 +23,7 @@ ImageSource: TypeAlias = Source | Image.Image
 # Where Pillow, left alone, raises its bomb error: twice its Image.MAX_IMAGE_PIXELS.
 MAX_PIXELS = 178_956_970
 
-_FORMATS = "JPEG, PNG, WebP, GIF, TIFF or BMP"
+_FORMATS = "JPEG, PNG, WebP, AVIF, GIF, TIFF or BMP"
 
 # The warning filters belong to the process: two threads that save and restore them at the same time
 # would leave one another's behind.  Decoding takes milliseconds where an encoder takes seconds.
@@ -43,7 +44,8 @@ def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Im
     """Decode a picture to upright 8-bit RGB.
 
     Args:
-        source: a path, the bytes of a file, or a Pillow picture, which is left unchanged.
+        source: a path, a data URL, the bytes of a file, or a Pillow picture, which is left
+            unchanged.
         max_pixels: largest width times height, checked before pixels are decoded.  A file beyond
             the default is refused by Pillow even if more is allowed here, unless its own
             ``Image.MAX_IMAGE_PIXELS`` is raised too.
@@ -73,7 +75,7 @@ def _quietly_decode(source: BinaryIO | Image.Image, name: str, max_pixels: int) 
     with _DECODING, warnings.catch_warnings():
         warnings.simplefilter("ignore")
         image = source if isinstance(source, Image.Image) else _open(source, name, max_pixels)
-        _check_size(image, name, max_pixels)
+        _check_size(image.size, name, max_pixels)
         try:
             image.load()
             image = _upright(image)
@@ -86,25 +88,54 @@ def _quietly_decode(source: BinaryIO | Image.Image, name: str, max_pixels: int) 
 
 
 def _open(stream: BinaryIO, name: str, max_pixels: int) -> Image.Image:
+    head = stream.read(HEAD_BYTES)
+    stream.seek(0)
+    if is_pdf(head):
+        raise MediaError(
+            f"{name}: is not a picture but a PDF document; choose pages of it (--pages 1-3)"
+        )
     try:
-        image = Image.open(stream)
+        if is_heic(head):
+            return _open_heic(stream, name, max_pixels)
+        return _open_with_pillow(stream, name)
     except Image.DecompressionBombError as error:
         raise MediaError(
             f"{name}: {one_line(error)}; shrink it to at most {max_pixels} pixels"
         ) from error
+    except MediaError:
+        raise
     except UnidentifiedImageError as error:
         raise MediaError(f"{name}: is not a picture Pillow knows; give a {_FORMATS}") from error
     except Exception as error:  # as above: header parsers have no closed set of errors
         raise MediaError(
             f"{name}: picture has a damaged header ({one_line(error)}); give a {_FORMATS}"
         ) from error
+
+
+def _open_with_pillow(stream: BinaryIO, name: str) -> Image.Image:
+    image = Image.open(stream)
     if image.format == "EPS":  # Pillow would start Ghostscript on it, a program on foreign input
         raise MediaError(f"{name}: PostScript is not decoded; give a {_FORMATS}")
     return image
 
 
-def _check_size(image: Image.Image, name: str, max_pixels: int) -> None:
-    width, height = image.size
+def _open_heic(stream: BinaryIO, name: str, max_pixels: int) -> Image.Image:
+    """The main picture of a HEIF file, already upright."""
+    try:
+        import pillow_heif
+    except ImportError as error:
+        raise MediaError(
+            f"{name}: is HEIC, which needs pillow-heif: pip install 'phi4mm[heic]', or convert it "
+            f"to {_FORMATS}"
+        ) from error
+    file = pillow_heif.open_heif(stream)
+    _check_size(file.size, name, max_pixels)
+    image: Image.Image = file.to_pillow()
+    return image
+
+
+def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
+    width, height = size
     if width < 1 or height < 1:
         raise MediaError(f"{name}: picture of {width}x{height} pixels; give at least 1x1")
     if width * height > max_pixels:

@@ -147,6 +147,11 @@ class Tokenizer:
     PAD_ID: Final = Key("tokenizer.ggml.padding_token_id", "u32", "padding")
     UNK_ID: Final = Key("tokenizer.ggml.unknown_token_id", "u32", "unknown text (never needed)")
     ADD_BOS: Final = Key("tokenizer.ggml.add_bos_token", "bool", "false: prompts start as written")
+    STRIP_AFTER: Final = Key(
+        "phi4mm.tokenizer.strip_after",
+        "i32[]",
+        "special tokens that swallow the blanks after them; absent if none does",
+    )
     CHAT_TEMPLATE: Final = Key("tokenizer.chat_template", "str", "Jinja template, for others")
 
 

@@ -60,6 +60,11 @@ def check_vocabulary(metadata: Metadata) -> None:
             raise metadata.error(
                 f"{key} is {metadata[key]}, must be below the {len(tokens)} tokens there are"
             )
+    key = keys.Tokenizer.STRIP_AFTER
+    if key in metadata:
+        ids = metadata.numbers(key).tolist()
+        if not all(0 <= token_id < len(tokens) for token_id in ids):
+            raise metadata.error(f"{key} has ids beyond the {len(tokens)} tokens there are")
 
 
 def _check_tokens(metadata: Metadata, tokens: list[str]) -> set[str]:

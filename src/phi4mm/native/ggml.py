@@ -54,6 +54,13 @@ def ne_of(shape: tuple[int, ...]) -> Ne:
     return (n0, n1, n2, n3)
 
 
+class _Scratch(Handle):
+    """ggml's allocator of the tensors of a graph."""
+
+    def _free(self, pointer: Any) -> None:
+        self.library.lib.ggml_gallocr_free(pointer)
+
+
 class Backend(Handle):
     """A device that computes, and the scratch memory its graphs share.
 
@@ -81,6 +88,8 @@ class Backend(Handle):
         device: str | None = None,
     ) -> None:
         ffi, lib = library.ffi, library.lib
+        if n_threads < 1:
+            raise NativeError("ggml_backend_set_n_threads", detail=f"{n_threads} threads")
         self._device = _find_device(library, device)
         pointer = lib.ggml_backend_dev_init(self._device, ffi.NULL)
         if pointer == ffi.NULL:
@@ -91,7 +100,8 @@ class Backend(Handle):
         self.is_cpu: bool = device_type == lib.GGML_BACKEND_DEVICE_TYPE_CPU
         if self.is_cpu:
             self._configure_cpu(n_threads)
-        self._scratch = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(pointer))
+        allocator = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(pointer))
+        self._scratch = _Scratch(library, allocator, "ggml_gallocr")
 
     def _configure_cpu(self, n_threads: int) -> None:
         self._procedure("ggml_backend_set_n_threads")(self.pointer, n_threads)
@@ -109,13 +119,13 @@ class Backend(Handle):
         return ffi.cast(f"{name}_t", address)
 
     def _free(self, pointer: Any) -> None:
-        self.library.lib.ggml_gallocr_free(self._scratch)
+        self._scratch.close()
         self.library.lib.ggml_backend_free(pointer)
 
     @property
     def n_scratch_bytes(self) -> int:
         """Bytes of scratch memory held: what the largest graph so far needed."""
-        return int(self.library.lib.ggml_gallocr_get_buffer_size(self._scratch, 0))
+        return int(self.library.lib.ggml_gallocr_get_buffer_size(self._scratch.pointer, 0))
 
     def check_support(self, operation: Any) -> None:
         """Refuse an operation that the device cannot do; the CPU can do all.
@@ -134,7 +144,7 @@ class Backend(Handle):
         Raises:
             NativeError: memory is short.
         """
-        lib, scratch = self.library.lib, self._scratch
+        lib, scratch = self.library.lib, self._scratch.pointer
         # ggml plans anew only when sizes differ from those of the last graph, and overlooks that
         # another graph keeps other tensors for longer.  So the plan is always made anew.
         if not lib.ggml_gallocr_reserve(scratch, graph):

@@ -181,15 +181,11 @@ struct ggml_tensor * ggml_reshape_4d(struct ggml_context * ctx, struct ggml_tens
 struct ggml_tensor * ggml_view_4d(struct ggml_context * ctx, struct ggml_tensor * a, int64_t ne0,
                                   int64_t ne1, int64_t ne2, int64_t ne3, size_t nb1, size_t nb2,
                                   size_t nb3, size_t offset);
-struct ggml_tensor * ggml_concat(struct ggml_context * ctx, struct ggml_tensor * a,
-                                 struct ggml_tensor * b, int dim);
 struct ggml_tensor * ggml_pad(struct ggml_context * ctx, struct ggml_tensor * a, int p0, int p1,
                               int p2, int p3);
 struct ggml_tensor * ggml_conv_2d_dw_direct(struct ggml_context * ctx, struct ggml_tensor * a,
                                             struct ggml_tensor * b, int stride0, int stride1,
                                             int pad0, int pad1, int dilation0, int dilation1);
-struct ggml_tensor * ggml_ssm_conv(struct ggml_context * ctx, struct ggml_tensor * sx,
-                                   struct ggml_tensor * c);
 
 struct ggml_gallocr * ggml_gallocr_new(ggml_backend_buffer_type_t buft);
 void                  ggml_gallocr_free(struct ggml_gallocr * galloc);

@@ -41,6 +41,7 @@ class Graph(Handle):
         self._graph = self._lib.ggml_new_graph_custom(context, max_tensors, False)
         self._inputs: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
         self._outputs: dict[str, tuple[Tensor, tuple[int, ...]]] = {}
+        self._is_computed = False
 
     def _free(self, pointer: Any) -> None:
         self._lib.ggml_free(pointer)
@@ -77,19 +78,25 @@ class Graph(Handle):
             NativeError: memory is short, the device lacks an operation, or it failed.
             Cancelled: the backend's abort flag was set.
         """
-        _require(
-            inputs.keys() == self._inputs.keys(),
-            "compute",
-            f"inputs are {sorted(inputs)}, expected {sorted(self._inputs)}",
-        )
+        arrays = self._check_inputs(inputs)
+        # Its tensors have their places now, which other graphs take over.
+        _require(not self._is_computed, "compute", "a graph is computed once")
+        self._is_computed = True
         self._backend.allocate(self._graph)
-        for name, (tensor, shape) in self._inputs.items():
-            array = np.ascontiguousarray(inputs[name], dtype=np.float32)
-            _require(array.shape == shape, "compute", f"{name} is {array.shape}, not {shape}")
-            data = self._ffi.from_buffer(array)
-            self._lib.ggml_backend_tensor_set(tensor.handle, data, 0, array.nbytes)
+        for name, array in arrays.items():
+            handle, data = self._inputs[name][0].handle, self._ffi.from_buffer(array)
+            self._lib.ggml_backend_tensor_set(handle, data, 0, array.nbytes)
         self._backend.compute(self._graph)
         return {name: self._read(x, shape) for name, (x, shape) in self._outputs.items()}
+
+    def _check_inputs(self, inputs: Mapping[str, Array]) -> dict[str, Array]:
+        found, expected = sorted(inputs), sorted(self._inputs)
+        _require(found == expected, "compute", f"inputs are {found}, expected {expected}")
+        arrays = {name: np.ascontiguousarray(a, np.float32) for name, a in inputs.items()}
+        for name, array in arrays.items():
+            shape = self._inputs[name][1]
+            _require(array.shape == shape, "compute", f"{name} is {array.shape}, not {shape}")
+        return arrays
 
     def _read(self, x: Tensor, shape: tuple[int, ...]) -> Array:
         array = np.empty(shape, np.float32)

@@ -66,7 +66,7 @@ class ProductObserver:
         ffi, lib = self._library.ffi, self._library.lib
         if ffi.string(lib.ggml_op_desc(tensor)).decode() != _PRODUCT:
             return False
-        name = _weight_name(ffi.string(lib.ggml_get_name(tensor.src[0])).decode())
+        name = weight_name(ffi.string(lib.ggml_get_name(tensor.src[0])).decode())
         if name not in self._names:
             return False
         if not ask:
@@ -88,7 +88,7 @@ class ProductObserver:
         self._failure = error
 
 
-def _weight_name(name: str) -> str:
+def weight_name(name: str) -> str:
     """A weight's name without what the scheduler adds when it copies one: ``GPU#NAME#0``."""
     _, separator, copied = name.partition("#")
     return copied.rpartition("#")[0] if separator else name

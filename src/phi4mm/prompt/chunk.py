@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -164,10 +164,14 @@ class PromptBuilder:
             if is_medium:
                 yield from (media[s.kind][s.index] for s in run if isinstance(s, Medium))
             else:
-                yield TextChunk(tuple(id_ for segment in run for id_ in self._ids(segment)))
+                yield TextChunk(tuple(self._ids(run)))
 
-    def _ids(self, segment: Segment) -> list[int]:
-        if isinstance(segment, Text):
-            return self._tokenizer.encode(segment.text)
-        assert isinstance(segment, Special)
-        return [self._tokenizer.special_id(segment.token)]
+    def _ids(self, run: Iterable[Segment]) -> Iterator[int]:
+        """Ids of text and special tokens."""
+        strips = False
+        for segment in run:
+            if isinstance(segment, Text):
+                yield from self._tokenizer.encode(segment.text.lstrip() if strips else segment.text)
+            elif isinstance(segment, Special):
+                strips = segment.token in self._tokenizer.strip_after
+                yield self._tokenizer.special_id(segment.token)

@@ -42,6 +42,7 @@ class Tokenizer:
         n_vocab: size of the vocabulary.
         special_tokens: control and user-defined tokens, name to id.
         stop_ids: ids that end an answer and are never printed.
+        strip_after: special tokens that swallow the blanks after them.
     """
 
     def __init__(self, metadata: Metadata) -> None:
@@ -57,6 +58,9 @@ class Tokenizer:
         }
         self._special_ids = frozenset(self.special_tokens.values())
         self.stop_ids = self._find_stop_ids(metadata)
+        has_strip = Keys.STRIP_AFTER in metadata
+        strip_ids = metadata.numbers(Keys.STRIP_AFTER).tolist() if has_strip else []
+        self.strip_after = frozenset(tokens[id_] for id_ in strip_ids)
         pairs = (merge.split(" ") for merge in metadata.strings(Keys.MERGES))
         merges = [(left, right) for left, right in pairs]
         self._backend = BackendTokenizer(

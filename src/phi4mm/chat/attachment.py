@@ -1,0 +1,110 @@
+"""Files given to a chat: opened, recognised, planned, and described in one line."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from phi4mm.errors import InputError, MediaError
+from phi4mm.media.pages import Page, count_pages, load_pages
+from phi4mm.media.sniff import HEAD_BYTES, MediaKind, is_pdf, is_tiff, media_kind
+from phi4mm.media.source import read_source
+from phi4mm.prompt.chunk import PromptBuilder
+from phi4mm.prompt.message import AudioPart, ImagePart
+
+_THUMBNAIL = (80, 80)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A picture or clip that goes with the next question.
+
+    Attributes:
+        name: of its file.
+        part: what the message will hold; its source is the bytes of a file.
+        n_tokens: soft tokens it takes in the context.
+        details: size and the like, in words.
+        thumbnail: of a picture.
+    """
+
+    name: str
+    part: ImagePart | AudioPart
+    n_tokens: int
+    details: tuple[str, ...]
+    thumbnail: Image.Image | None = None
+
+    @property
+    def chip(self) -> str:
+        """One line: name, size, tokens."""
+        return " · ".join((self.name, *self.details, f"{self.n_tokens} tokens"))
+
+
+def open_attachments(
+    path: Path,
+    prompts: PromptBuilder,
+    kind: MediaKind | None = None,
+    pages: Sequence[int] | None = None,
+) -> list[Attachment]:
+    """Open a file; several pages of a document make several attachments.
+
+    Args:
+        path: the file.
+        prompts: knows what the bundle takes, and how many tokens that will be.
+        kind: what it must be; None decides by its bytes.
+        pages: pages of a PDF or TIFF file, frames of an animation, from 1; None for the only one.
+
+    Raises:
+        InputError: the bundle does not take this kind, or pages were chosen of a clip.
+        MediaError: the file cannot be used.
+    """
+    data = read_source(path, kind or "image")
+    kind = kind or media_kind(data[:HEAD_BYTES])
+    if kind is None:
+        raise MediaError(f"{path}: is neither a picture nor sound; give one of these")
+    if kind == "audio":
+        if pages is not None:
+            raise InputError(f"{path}: a clip has no pages")
+        return [_clip(path, data, prompts)]
+    if is_pdf(data[:HEAD_BYTES]) or pages is not None or is_tiff(data[:HEAD_BYTES]):
+        found = load_pages(path, pages)
+        n_pages = count_pages(path)
+        return [_page(path, page, prompts, n_pages) for page in found]
+    return [_picture(path, data, prompts)]
+
+
+def _clip(path: Path, data: bytes, prompts: PromptBuilder) -> Attachment:
+    sound = prompts.sound(path)
+    seconds = sound.clip.duration_s
+    details = (f"{seconds:.1f} s", f"{sound.clip.rate // 1000} kHz")
+    return Attachment(path.name, AudioPart(data), sound.n_tokens, details)
+
+
+def _picture(path: Path, data: bytes, prompts: PromptBuilder) -> Attachment:
+    n_frames = count_pages(path)
+    note = (f"first of {n_frames} frames",) if n_frames > 1 else ()
+    return _described(path.name, path, data, prompts, note)
+
+
+def _page(path: Path, page: Page, prompts: PromptBuilder, n_pages: int) -> Attachment:
+    buffer = io.BytesIO()
+    page.image.save(buffer, "PNG")
+    name = f"{path.name} p. {page.number}" if n_pages > 1 else path.name
+    return _described(name, page.image, buffer.getvalue(), prompts, ())
+
+
+def _described(
+    name: str,
+    source: Path | Image.Image,
+    data: bytes,
+    prompts: PromptBuilder,
+    notes: tuple[str, ...],
+) -> Attachment:
+    picture = prompts.picture(source)
+    plan, thumbnail = picture.plan, picture.image.copy()
+    thumbnail.thumbnail(_THUMBNAIL)
+    details = (f"{plan.width}x{plan.height}", *notes, f"{plan.n_crops} + 1 crops")
+    return Attachment(name, ImagePart(data), picture.n_tokens, details, thumbnail)

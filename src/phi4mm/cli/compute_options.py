@@ -1,0 +1,52 @@
+"""Options of verbs that work on one bundle without answering: threads, and types of the cache."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from phi4mm.cli.options import KV_TYPES
+
+if TYPE_CHECKING:
+    from phi4mm.engine.parameters import EngineParams
+
+
+def add_compute_options(parser: argparse.ArgumentParser) -> None:
+    """The bundle, threads, and types of the cache."""
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder or decoder file")
+    parser.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
+    for letter, name in (("k", "keys"), ("v", "values")):
+        parser.add_argument(
+            f"-ct{letter}",
+            f"--cache-type-{letter}",
+            choices=KV_TYPES,
+            default="f16",
+            type=str.lower,
+            help=f"element type of cached {name} (default: f16)",
+        )
+
+
+def add_record_options(parser: argparse.ArgumentParser) -> None:
+    """Where the numbers go."""
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write a record (JSON)")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def compute_params(
+    args: argparse.Namespace, *, n_ctx: int | None = None, n_gpu_layers: int = 0
+) -> EngineParams:
+    """The flags, checked.
+
+    Raises:
+        InputError: a value is out of range.
+    """
+    from phi4mm.engine.parameters import EngineParams
+
+    return EngineParams(
+        n_ctx=n_ctx,
+        n_threads=args.threads,
+        n_gpu_layers=n_gpu_layers,
+        type_k=args.cache_type_k,
+        type_v=args.cache_type_v,
+    )

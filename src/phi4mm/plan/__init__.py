@@ -1,0 +1,1 @@
+"""How much memory a bundle takes at a context size, before anything is loaded."""
