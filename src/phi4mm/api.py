@@ -99,6 +99,10 @@ class Phi4MM:
         """Positions per sequence, prompt and answer together."""
         return self._plan.n_ctx
 
+    def is_long(self, n_tokens: int) -> bool:
+        """Whether a sequence of this length is computed with the long RoPE factors."""
+        return self._plan.is_long(n_tokens)
+
     def load(self) -> None:
         """Load the weights and allocate everything a request can need.
 

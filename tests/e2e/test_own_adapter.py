@@ -15,7 +15,7 @@ PROMPT = "<|user|>one two three<|end|><|assistant|>"
 
 
 def logits(model_path, **parts):
-    with Phi4MM(Bundle.open(model_path, **parts), n_ctx=256, kv_type="f32") as model:
+    with Phi4MM(Bundle.open(model_path, **parts), n_ctx=256, n_threads=1, kv_type="f32") as model:
         return model.logits(PROMPT, adapter="vision")
 
 
@@ -33,7 +33,7 @@ def test_a_peft_folder_takes_the_place_of_the_vision_adapter(
     capsys.readouterr()
     (file,) = out.glob("*.gguf")
     own, original = logits(bundle, vision_lora=file), logits(bundle)
-    with Phi4MM(bundle, n_ctx=256, kv_type="f32") as model:
+    with Phi4MM(bundle, n_ctx=256, n_threads=1, kv_type="f32") as model:
         plain = model.logits(PROMPT)
     assert np.abs(own - original).max() > 1e-2
     assert np.abs(own - plain).max() > np.abs(original - plain).max()
@@ -63,13 +63,16 @@ def published_decoder(sample_path, tmp_path):
 
 
 def test_a_published_decoder_runs_text(published_decoder, sample_path, capsys):
-    assert main(["run", "-m", str(published_decoder), "-p", "Hello", "-n", "4"]) == 0
+    assert main(["run", "-t", "1", "-m", str(published_decoder), "-p", "Hello", "-n", "4"]) == 0
     theirs = capsys.readouterr().out
-    assert main(["run", "-m", str(sample_path), "-p", "Hello", "-n", "4"]) == 0
+    assert main(["run", "-t", "1", "-m", str(sample_path), "-p", "Hello", "-n", "4"]) == 0
     assert capsys.readouterr().out == theirs
 
 
 def test_a_published_decoder_says_what_it_lacks(published_decoder, sample_media, capsys):
     picture = sample_media / "picture.png"
-    assert main(["run", "-p", "?", "-m", str(published_decoder), "--image", str(picture)]) == 2
+    assert (
+        main(["run", "-t", "1", "-p", "?", "-m", str(published_decoder), "--image", str(picture)])
+        == 2
+    )
     assert "encoder" in capsys.readouterr().err

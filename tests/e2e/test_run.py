@@ -22,13 +22,13 @@ def phi4mm(*args, stdin="", timeout=60, env=None):
 
 def answer(*args, **kwargs):
     """The JSON object of a run that must succeed."""
-    done = phi4mm("run", "--json", "-n", 4, *args, **kwargs)
+    done = phi4mm("run", "-t", 1, "--json", "-n", 4, *args, **kwargs)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_text_goes_to_stdout_and_the_notice_to_stderr():
-    done = phi4mm("run", "-p", "Hello", "-n", 4)
+    done = phi4mm("run", "-t", 1, "-p", "Hello", "-n", 4)
     assert done.returncode == 0
     assert done.stdout.endswith("\n")
     assert "built-in sample" in done.stderr
@@ -70,7 +70,7 @@ def test_a_seed_repeats_the_answer():
 
 def test_the_model_may_come_from_the_environment(sample_path, monkeypatch):
     monkeypatch.setenv("PHI4MM_MODEL", str(sample_path))
-    done = phi4mm("run", "-p", "Hello", "-n", 2)
+    done = phi4mm("run", "-t", 1, "-p", "Hello", "-n", 2)
     assert done.returncode == 0
     assert done.stderr == ""
 
@@ -91,7 +91,7 @@ def test_the_model_may_come_from_the_environment(sample_path, monkeypatch):
 )
 def test_bad_input_is_one_line_and_exit_code_2(args, message):
     started = time.monotonic()
-    done = phi4mm("run", *args)
+    done = phi4mm("run", "-t", 1, *args)
     assert done.returncode == 2
     assert done.stdout == ""
     error = done.stderr.splitlines()[-1]
@@ -101,12 +101,12 @@ def test_bad_input_is_one_line_and_exit_code_2(args, message):
 
 
 def test_a_usage_error_is_exit_code_2():
-    assert phi4mm("run", "--no-such-flag").returncode == 2
+    assert phi4mm("run", "-t", 1, "--no-such-flag").returncode == 2
 
 
 def test_the_reader_may_go_away():
     process = subprocess.Popen(
-        [sys.executable, "-m", "phi4mm", "run", "-p", "Hello", "-n", "200"],
+        [sys.executable, "-m", "phi4mm", "run", "-t", "1", "-p", "Hello", "-n", "200"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     process.stdout.close()
@@ -117,7 +117,7 @@ def test_the_reader_may_go_away():
 
 def test_ctrl_c_stops_the_answer():
     process = subprocess.Popen(
-        [sys.executable, "-m", "phi4mm", "run", "-p", "Hello"],
+        [sys.executable, "-m", "phi4mm", "run", "-t", "1", "-p", "Hello"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
     )  # fmt: skip
     process.stdout.read(1)

@@ -12,7 +12,7 @@ from phi4mm.prompt.message import TextPart
 @pytest.fixture(scope="module")
 def model(bundle_dir):
     """A model that no other module has talked to."""
-    with Phi4MM(bundle_dir("tiny"), n_ctx=2048, n_threads=2, kv_type="f32") as model:
+    with Phi4MM(bundle_dir("tiny"), n_ctx=2048, n_threads=1, kv_type="f32") as model:
         yield model
 
 
@@ -56,7 +56,7 @@ def test_an_answer_after_reuse_is_the_cold_one(model, bundle_dir, picture):
     answer(model, messages[0])
     warm, last = answer(model, *messages)
     assert last.usage.n_cached > 0
-    with Phi4MM(bundle_dir("tiny"), n_ctx=2048, n_threads=2, kv_type="f32") as fresh:
+    with Phi4MM(bundle_dir("tiny"), n_ctx=2048, n_threads=1, kv_type="f32") as fresh:
         cold, last = answer(fresh, *messages)
     assert last.usage.n_cached == 0
     assert warm == cold
@@ -98,7 +98,7 @@ def test_a_prompt_that_does_not_fit_is_refused_with_numbers(bundle_dir):
 
 
 def test_an_answer_ends_when_the_context_is_full(bundle_dir):
-    with Phi4MM(bundle_dir("tiny"), n_ctx=64, n_threads=2) as small:
+    with Phi4MM(bundle_dir("tiny"), n_ctx=64, n_threads=1) as small:
         events = list(small.generate_raw("hello" * 5))
     last = events[-1]
     if last.finish_reason == "length":

@@ -8,12 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from gguf_builder import entry, f32, foreign_decoder_bytes, gguf
 from quantized import run
-from tiny_decoder import weights, write_decoder
 
-from parity.fixtures import BundleDir
 from phi4mm.cli.options import sample_bundle
 from phi4mm.inspection import inspect_path
+from phi4mm.modelfile import keys
+from phi4mm.modelfile.reader import GGUFFile
 
 
 def copy(folder: Path, *patterns: str) -> Path:
@@ -70,10 +71,14 @@ def test_what_is_missing_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 def test_a_part_of_another_model_is_a_fault(
-    tmp_path: Path, bundle_dir: BundleDir, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    copy(tmp_path, "sample-random-Q8_0.gguf")
-    shutil.copy(next(bundle_dir("heads").glob("mmproj*")), tmp_path)
+    copy(tmp_path, "sample-random-Q8_0.gguf", "mmproj*")
+    mmproj = next(tmp_path.glob("mmproj*"))
+    bundle_id = inspect_path(mmproj).files[0].bundle_id
+    assert bundle_id is not None
+    other = bundle_id[::-1]
+    mmproj.write_bytes(mmproj.read_bytes().replace(bundle_id.encode(), other.encode()))
     code, found = inspect_json(capsys, tmp_path)
     assert code == 2
     assert any("of another model" in fault for fault in found["faults"])
@@ -95,38 +100,39 @@ def test_damage_in_one_file_leaves_the_others_described(
 def test_a_decoder_of_another_program_is_described_with_what_it_lacks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write_decoder(tmp_path / "other.gguf", weights(1))
+    path = tmp_path / "other.gguf"
+    path.write_bytes(foreign_decoder_bytes(leave_out=[keys.Decoder.ROPE_ATTN_FACTOR]))
     assert run("inspect", path) == 0
     text = capsys.readouterr().out
     assert "made by another program" in text
-    for lack in ("phi4mm.bundle_id", "phi4mm.image_token_id", "phi4mm.audio_token_id"):
+    for lack in (
+        keys.Own.BUNDLE_ID,
+        keys.Decoder.IMAGE_TOKEN_ID,
+        keys.Decoder.AUDIO_TOKEN_ID,
+        keys.Decoder.ROPE_ATTN_FACTOR,
+    ):
         assert f"lacks {lack}" in text
     assert "answers text: yes" in text
     assert "answers pictures: no" in text
 
 
 def test_a_file_of_another_model_is_named(tmp_path: Path) -> None:
-    import gguf
-
-    writer = gguf.GGUFWriter(tmp_path / "llama.gguf", "llama")
-    writer.add_tensor("x", weights(1)["output_norm.weight"])
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    content = gguf([entry("general.architecture", "str", "llama")], [f32("x", (4,))])
+    (tmp_path / "llama.gguf").write_bytes(content)
     found = inspect_path(tmp_path)
     assert found.files[0].title == "another model ('llama')"
     assert found.faults
 
 
-def test_two_quantisations_have_different_fingerprints(tmp_path: Path) -> None:
-    first = copy(tmp_path, "sample-random-Q8_0.gguf") / "sample-random-Q8_0.gguf"
-    before = inspect_path(first).files[0].fingerprint
-    data = bytearray(first.read_bytes())
-    data[-300] ^= 1  # in the last tensor, within the part that is read
-    changed = tmp_path / "changed.gguf"
-    changed.write_bytes(data)
-    assert inspect_path(changed).files[0].fingerprint != before
+def test_files_that_differ_in_one_tensor_have_different_fingerprints(tmp_path: Path) -> None:
+    path = copy(tmp_path, "sample-random-Q8_0.gguf") / "sample-random-Q8_0.gguf"
+    with GGUFFile.open(path) as file:
+        place = list(file.tensors.values())[-1].offset
+    before = inspect_path(path).files[0].fingerprint
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    assert inspect_path(path).files[0].fingerprint != before
 
 
 def test_nothing_there_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,12 +88,14 @@ def file_arguments(rest: str) -> list[Path]:
     Raises:
         InputError: a quotation mark is not closed, or there is no file.
     """
+    if not rest:
+        raise InputError("name a file")
     whole = to_path(rest)
-    if not rest or whole.is_file():
-        if not rest:
-            raise InputError("name a file")
+    if _exists(whole):
         return [whole]
-    return [to_path(word) for word in split_words(rest)]
+    paths = [to_path(word) for word in split_words(rest)]
+    is_plain = not any(sign in rest for sign in "\"'\\")
+    return paths if any(map(_exists, paths)) or not is_plain else [whole]
 
 
 def split_words(text: str) -> list[str]:

@@ -15,7 +15,9 @@ from phi4mm.chat.setting import KEYS
 
 _FILE_COMMANDS = ("/image ", "/audio ", "/save ", "/load ")
 # the last word of a line: with an open quotation mark, or without blanks that are not escaped
-_LAST_WORD = re.compile(r"""(?:"(?P<double>[^"]*)|'(?P<single>[^']*)|(?P<bare>(?:\\.|[^\s"'\\])*))$""")
+_LAST_WORD = re.compile(
+    r"""(?:"(?P<double>[^"]*)|'(?P<single>[^']*)|(?P<bare>(?:\\.|[^\s"'\\])*))$"""
+)
 _SPECIAL = re.compile(r"""([\s"'\\()&;|<>*?$`!])""")
 
 
@@ -28,9 +30,7 @@ class ChatCompleter(Completer):
         if line.startswith("/") and " " not in line and line.count("/") == 1:
             for spec in SPECS:
                 if spec.name.startswith(line[1:]):
-                    yield Completion(
-                        f"/{spec.name}", -len(line), display_meta=spec.help
-                    )
+                    yield Completion(f"/{spec.name}", -len(line), display_meta=spec.help)
         if line.startswith("/set "):
             word = line.rpartition(" ")[2]
             yield from (Completion(f"{k}=", -len(word)) for k in KEYS if k.startswith(word))

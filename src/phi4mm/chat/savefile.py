@@ -1,9 +1,9 @@
 """A whole conversation, media included, as one JSON file.
 
-    {"format": "phi4mm-conversation", "version": 1, "system": "..." or null,
-     "turns": [{"question": [{"type": "text", "text": "..."},
-                             {"type": "image" or "audio", "name": "cat.png", "data": BASE64}],
-                "answer": "..."}]}
+{"format": "phi4mm-conversation", "version": 1, "system": "..." or null,
+ "turns": [{"question": [{"type": "text", "text": "..."},
+                         {"type": "image" or "audio", "name": "cat.png", "data": BASE64}],
+            "answer": "..."}]}
 """
 
 from __future__ import annotations

@@ -136,7 +136,8 @@ class Session:
         words = (TextPart(text),) if text else ()
         question = Message("user", (*(item.part for item in self.pending), *words))
         names = tuple(item.name for item in self.pending)
-        return self._answer(self.conversation.asking(question, names), notify)
+        asked = self.conversation.asking(question, names)
+        return self._answer(asked, notify, still_pending=())
 
     def ask_again(self, notify: Callable[[str], None]) -> Iterator[Event]:
         """Answer the last question anew.
@@ -144,7 +145,7 @@ class Session:
         Raises:
             InputError: nothing was asked yet.
         """
-        return self._answer(self.conversation.unanswered(), notify)
+        return self._answer(self.conversation.unanswered(), notify, still_pending=self.pending)
 
     def undo(self) -> None:
         """Take back the last question and its answer.
@@ -179,7 +180,10 @@ class Session:
         self.conversation, self.pending = loaded, ()
 
     def _answer(
-        self, asked: Conversation, notify: Callable[[str], None]
+        self,
+        asked: Conversation,
+        notify: Callable[[str], None],
+        still_pending: tuple[Attachment, ...],
     ) -> Generator[Event, None, None]:
         asked = self._shifted(asked, notify)
         try:
@@ -203,7 +207,7 @@ class Session:
             finally:
                 if texts:
                     self.conversation = asked.answered("".join(texts))
-                    self.pending = ()
+                    self.pending = still_pending
 
     def _shifted(self, asked: Conversation, notify: Callable[[str], None]) -> Conversation:
         """The conversation without the oldest turns, as many as leave room for an answer."""
@@ -226,14 +230,9 @@ class Session:
     def _switch_note(self, asked: Conversation) -> str | None:
         """What to say where other media than before change how everything is computed."""
         before, now = self._computed_mode, asked.mode
-        if before is None or before == now or len(asked.turns) < 2:
+        if before is None or before.adapter == now.adapter or len(asked.turns) < 2:
             return None
         return (
-            f"{_adapter(before)} -> {_adapter(now)}: the media of this conversation ask for it, so "
-            "what was said before is computed again"
+            f"from {before.adapter or 'no'} to {now.adapter or 'no'} adapter, as the media of this "
+            "conversation ask: what was said before is computed again"
         )
-
-
-def _adapter(mode: Mode) -> str:
-    name = "no adapter" if mode.adapter is None else f"{mode.adapter} adapter"
-    return f"{name} with {mode.audio_projection} audio" if mode.audio_projection else name

@@ -15,6 +15,8 @@ from phi4mm.errors import Cancelled, InputError, ModelFileError, Phi4MMError
 VERBS = (
     "demo",
     "run",
+    "chat",
+    "transcribe",
     "convert",
     "quantize",
     "imatrix",
@@ -22,7 +24,6 @@ VERBS = (
     "perplexity",
     "bench",
     "plan",
-    "transcribe",
     "eval",
 )
 

@@ -1,7 +1,6 @@
-"""A conversation as front ends keep it: a system message and turns, each a question and its answer.
+"""A conversation as front ends keep it: a system message, and turns of question and answer.
 
-It is a value: every change gives a new one, so that a failed or stopped answer leaves the old one as
-it was.
+It is a value: every change gives a new one, so that a failed answer leaves the old one as it was.
 """
 
 from __future__ import annotations

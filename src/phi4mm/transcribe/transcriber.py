@@ -76,7 +76,7 @@ class Transcriber:
 
     def _segment(self, piece: Piece) -> Segment:
         text, note = self._answer(piece)
-        text = " ".join(text.split())
+        text = "".join(c for c in " ".join(text.split()) if c.isprintable())
         if is_refusal(text):
             text, note = "", "refusal"
         return Segment(piece.start_s, piece.end_s, strip_lead_in(text), note)
