@@ -95,12 +95,11 @@ def test_words_are_normalised_and_aligned() -> None:
     from phi4mm.evals.word_errors import WordScorer
 
     scorer = WordScorer("whisper")
-    assert scorer.count(
-        "Mr. Smith has 22 colours!", "mister smith has twenty-two colors", "en"
-    ) == (WordErrors(n_words=5))
+    spelt = scorer.count("Mr. Smith has 22 colours!", "mister smith has twenty-two colors", "en")
+    assert spelt == WordErrors(n_words=5)
     found = scorer.count("the cat sat down", "a cat sat right down here", "de")
     assert found == WordErrors(n_words=4, n_substituted=1, n_inserted=2)
-    assert scorer.count("...", "one two", "en") == WordErrors(n_inserted=2)
+    assert scorer.count("[noise]", "one two", "en") == WordErrors(n_inserted=2)
     strict = WordScorer("none")
     assert strict.count("A b.", "a b", "en").n_substituted == 2
 

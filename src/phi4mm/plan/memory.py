@@ -34,6 +34,7 @@ from phi4mm.native.params import ContextParams
 from phi4mm.prompt.medium import image_params
 
 _CLIP_S: Final = 30.0
+_PILLOW_BYTES: Final = 4  # of an RGB pixel; there is the picture, and the picture resized
 _ROOM_FOR_WORDS: Final = 64
 _CONTEXT_STEP: Final = 256  # libllama rounds a context's size up to a multiple of this
 
@@ -198,8 +199,9 @@ class Planner:
         image = noise_picture(width, height, seed=0)
         with _traced() as peak:
             picture = self._model.prompts.picture(image)
+            assert picture.digest
             encoder.encode(picture.crops(), picture.plan)
-        return peak[0] + 3 * width * height
+        return peak[0] + 2 * _PILLOW_BYTES * width * height
 
     def _clip_bytes(self, encoder: AudioEncoder) -> int:
         clip = noise_clip(_CLIP_S, encoder.hparams.mel.sample_rates[0], seed=0)

@@ -102,16 +102,16 @@ def cut_pieces(audio: AudioStream, params: PieceParams | None = None) -> Iterato
             continue
         end, resume = _choose_end(runs, start, window, params)
         yield window.piece(start, end, resume, is_continued)
-        position, is_continued = end, resume == end
+        position, is_continued = end, resume is None
         window.forget(position)
 
 
 def _choose_end(
     runs: Sequence[Run], start: int, window: _Window, params: PieceParams
-) -> tuple[int, int]:
-    """The frame where a piece from ``start`` ends, and the one where speech goes on.
+) -> tuple[int, int | None]:
+    """The frame where a piece from ``start`` ends, and the one where the pause after it does.
 
-    They are the same if no pause was found.
+    The second is None where there is no pause.
     """
     longest = _frames(params.max_s)
     best: tuple[int, int] | None = None
@@ -127,8 +127,7 @@ def _choose_end(
         return runs[-1].end, window.end
     if best is not None:
         return best
-    end = window.quietest(start + longest * 6 // 10, start + longest)
-    return end, end
+    return window.quietest(start + longest * 6 // 10, start + longest), None
 
 
 def _ending_pause_s(fill: float, params: PieceParams) -> float:
@@ -195,18 +194,18 @@ class _Window:
         first = self._first_level
         return first + _quietest(self._levels, start - first, stop - first)
 
-    def piece(self, start: int, end: int, resume: int, is_continued: bool) -> Piece:
+    def piece(self, start: int, end: int, resume: int | None, is_continued: bool) -> Piece:
         """The piece whose speech lies between ``start`` and ``end`` and goes on at ``resume``."""
-        is_cut_short = resume == end
-        before, after = start - self._previous_end, resume - end
+        before = start - self._previous_end
+        after = 0 if resume is None else resume - end
         self._previous_end = end
         samples = self._between(
             start - (_HALF_OVERLAP if is_continued else min(_PAD, before // 2)),
-            end + (_HALF_OVERLAP if is_cut_short else min(_PAD, after // 2)),
+            end + (_HALF_OVERLAP if resume is None else min(_PAD, after // 2)),
         )
-        start -= 0 if is_continued else min(_EDGE, before // 2)
+        start -= min(_EDGE, before // 2)
         end += min(_EDGE, after // 2)
-        return Piece(start * FRAME_S, end * FRAME_S, samples, self._rate, is_cut_short)
+        return Piece(start * FRAME_S, end * FRAME_S, samples, self._rate, resume is None)
 
     def _between(self, start: int, stop: int) -> Samples:
         first, last = (max(0, f * self._hop - self._first_sample) for f in (start, stop))
