@@ -2,7 +2,7 @@
 
 It pulls a projector's output towards the embeddings of what is written or said there, so that
 the frozen decoder finds features of a form it already knows; empty places are pulled towards the
-placeholder token, which the text stage used as a filler.
+placeholder token, which means nothing to it.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from typing import Any
 
 from .vocabulary import Split, split_of, vocabulary
 
-# The placeholders of pictures and clips, and two that are ordinary text.
-FILLERS = ("<|endoftext10|>", "<|endoftext11|>", "<|endoftext11|>", " .", " _")
 Arguments = dict[str, Any]
 
 
@@ -91,27 +89,6 @@ def copy(rng: random.Random, split: Split) -> tuple[str, str]:
     """Repeat the text given."""
     text = words_and_numbers(rng, rng.randint(1, 8))
     return rng.choice(vocabulary()["prompts"]["repeat"]).format(text=text), text
-
-
-def sparse(rng: random.Random, split: Split) -> tuple[str, str]:
-    """Words and digits scattered among fillers, some held for several places: what is said?
-
-    This is the form in which an encoder's features arrive, so the adapters find the circuit ready.
-    """
-    filler = rng.choice(FILLERS)
-    text = words_and_numbers(rng, rng.randint(1, 6))
-    held, places = rng.random() < 0.5, [filler * rng.randint(0, 6)]
-    for unit in _units(text):
-        places += [unit * (rng.randint(1, 4) if held else 1), filler * rng.randint(1, 8)]
-    return "".join(places) + rng.choice(vocabulary()["prompts"]["sparse"]), text
-
-
-def _units(text: str) -> list[str]:
-    """Words with their space, and single characters of numbers."""
-    parts: list[str] = []
-    for word in text.split(" "):
-        parts += [f" {word}"] if word.isalpha() else list(word)
-    return parts
 
 
 def no_media(rng: random.Random, split: Split) -> tuple[str, str]:
@@ -208,12 +185,11 @@ def tool_result(rng: random.Random, split: Split) -> tuple[str, str]:
     return prompt, f"The result is {result}."
 
 
-KINDS = ("facts", "arithmetic", "copy", "sparse", "no_media", "tools", "tool_result")
+KINDS = ("facts", "arithmetic", "copy", "no_media", "tools", "tool_result")
 PLAIN = {
     "facts": fact,
     "arithmetic": arithmetic,
     "copy": copy,
-    "sparse": sparse,
     "no_media": no_media,
 }
 

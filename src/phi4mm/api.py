@@ -16,7 +16,13 @@ from phi4mm.engine.decoder import Decoder
 from phi4mm.engine.encoding import MediaEncoder
 from phi4mm.engine.engine import AdapterChoice, Engine
 from phi4mm.engine.event import Event
-from phi4mm.engine.parameters import EngineParams, FlashAttention, KVType, SamplingParams
+from phi4mm.engine.parameters import (
+    DEFAULT_ENCODER_CACHE_BYTES,
+    EngineParams,
+    FlashAttention,
+    KVType,
+    SamplingParams,
+)
 from phi4mm.errors import InputError
 from phi4mm.media.audio import AudioSource, AudioStream, open_audio
 from phi4mm.media.image import ImageSource
@@ -61,6 +67,7 @@ class Phi4MM:
         n_gpu_layers: int = 0,
         kv_type: KVType | tuple[KVType, KVType] = "f16",
         flash_attention: FlashAttention = "auto",
+        encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES,
     ) -> None:
         """Open a bundle and check it.
 
@@ -72,6 +79,8 @@ class Phi4MM:
             n_gpu_layers: decoder layers on an accelerator, if the native library has one.
             kv_type: element type of the KV cache; two of them for keys and values.
             flash_attention: the decoder's attention kernel.
+            encoder_cache_bytes: bound on embeddings of pictures and clips that are kept for a
+                second question about them; 0 keeps none.
 
         Raises:
             ModelFileError: a file is malformed, missing, or does not belong to the others.
@@ -85,6 +94,7 @@ class Phi4MM:
             type_k=type_k,
             type_v=type_v,
             flash_attention=flash_attention,
+            encoder_cache_bytes=encoder_cache_bytes,
         )
         with ExitStack() as stack:
             self.bundle = bundle if isinstance(bundle, Bundle) else Bundle.open(bundle)

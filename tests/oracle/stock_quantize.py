@@ -28,6 +28,12 @@ TYPES = (
 )  # fmt: skip
 N_LAYER_MANY = 32
 SEED = 7
+MADE_BY = {
+    "tool": "llama-quantize of llama.cpp 0c1e570, the source in llama-cpp-python 0.3.36",
+    "build": "cmake -DGGML_NATIVE=OFF -DBUILD_SHARED_LIBS=OFF, gcc 12, x86-64",
+    "command": "llama-quantize [--imatrix imatrix.gguf] SOURCE.gguf TARGET.gguf TYPE 1",
+    "recorded": "python -m oracle.stock_quantize LLAMA_QUANTIZE goldens/quantize_stock.json",
+}
 
 
 def write_f16_bundle(folder: Path) -> Path:
@@ -73,51 +79,52 @@ def quantize(tool: Path, source: Path, target: Path, name: str, imatrix: Path | 
     subprocess.run(command, check=True, capture_output=True)
 
 
-def tensors_of(path: Path) -> dict[str, list[str]]:
-    """Type and hash of every tensor."""
+def matrices_of(path: Path) -> dict[str, str]:
+    """Type and hash of every matrix; what is F32 is copied."""
     from phi4mm.modelfile.reader import GGUFFile
 
     with GGUFFile.open(path) as file:
         return {
-            name: [info.ggml_type.name, hashlib.sha256(file.raw(name)).hexdigest()]
+            name: f"{info.ggml_type.name} {hashlib.sha256(file.raw(name)).hexdigest()}"
             for name, info in sorted(file.tensors.items())
+            if info.ggml_type.name != "F32"
         }
 
 
 def types_of(path: Path) -> dict[str, str]:
     """The types of every kind of matrix, layer by layer."""
     types: dict[str, list[str]] = {}
-    tensors = tensors_of(path)
+    matrices = matrices_of(path)
     for name in sorted(
-        tensors, key=lambda name: [int(n) for n in re.findall(r"^blk\.(\d+)", name)]
+        matrices, key=lambda name: [int(n) for n in re.findall(r"^blk\.(\d+)", name)]
     ):
-        ggml_type = tensors[name][0]
-        if ggml_type != "F32":
-            types.setdefault(re.sub(r"^blk\.\d+\.", "", name), []).append(ggml_type)
+        kind = re.sub(r"^blk\.\d+\.", "", name)
+        types.setdefault(kind, []).append(matrices[name].split()[0])
     return {kind: " ".join(found) for kind, found in types.items()}
+
+
+def record(tool: Path, folder: Path, *, with_imatrix: bool) -> dict[str, object]:
+    """What the tool makes of both models in every type."""
+    tiny, many = write_f16_bundle(folder), write_many_layers(folder / "many.gguf")
+    made = folder / "made.gguf"
+    matrices, types = {}, {}
+    for source in (tiny, many):
+        imatrix = write_importance(source, folder / "imatrix.gguf") if with_imatrix else None
+        for type_ in TYPES:
+            quantize(tool, source, made, type_, imatrix)
+            if source is tiny:
+                matrices[type_] = matrices_of(made)
+            else:
+                types[type_] = types_of(made)
+    return {"matrices": matrices, "types": types}
 
 
 def main() -> None:
     tool, out = Path(sys.argv[1]), Path(sys.argv[2])
-    golden: dict[str, object] = {}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        tiny, many = write_f16_bundle(folder), write_many_layers(folder / "many.gguf")
-        made = folder / "made.gguf"
-        for with_imatrix in (False, True):
-            tensors, types = {}, {}
-            for type_ in TYPES:
-                for source in (tiny, many):
-                    imatrix = write_importance(source, folder / "imatrix.gguf")
-                    quantize(tool, source, made, type_, imatrix if with_imatrix else None)
-                    if source is tiny:
-                        tensors[type_] = tensors_of(made)
-                    else:
-                        types[type_] = types_of(made)
-            golden["with_imatrix" if with_imatrix else "plain"] = {
-                "tensors": tensors,
-                "types": types,
-            }
+    golden: dict[str, object] = {"made_by": MADE_BY}
+    for case in ("plain", "with_imatrix"):
+        with tempfile.TemporaryDirectory() as folder:
+            golden[case] = record(tool, Path(folder), with_imatrix=case == "with_imatrix")
     out.write_text(json.dumps(golden, indent=1) + "\n")
 
 

@@ -11,17 +11,6 @@ from numpy.typing import NDArray
 from phi4mm.cli.main import main
 from phi4mm.modelfile.reader import GGUFFile
 
-PLACES = [
-    (first, second, third)
-    for first in ("red", "old", "late")
-    for second in ("ship", "lamp", "door")
-    for third in ("sea", "hill", "night")
-]
-TEXT = "\n\n".join(
-    f"The {first} {second} is {n} steps from the {third}, and {n * n} from anything else."
-    for n, (first, second, third) in enumerate(PLACES)
-)
-
 
 def run(*args: object) -> int:
     """Run a command in this process."""

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from quantized import run
+from measured import run
 
 from phi4mm.bench.decoder import Sizes
 from phi4mm.bench.measure import Measure, timed

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from quantized import run
+from measured import run
 
 from phi4mm.cli.options import sample_bundle
 from phi4mm.errors import InputError
@@ -99,7 +99,7 @@ def test_words_are_normalised_and_aligned() -> None:
     assert spelt == WordErrors(n_words=5)
     found = scorer.count("the cat sat down", "a cat sat right down here", "de")
     assert found == WordErrors(n_words=4, n_substituted=1, n_inserted=2)
-    assert scorer.count("[noise]", "one two", "en") == WordErrors(n_inserted=2)
+    assert scorer.count("[noise]", "hello there", "en") == WordErrors(n_inserted=2)
     strict = WordScorer("none")
     assert strict.count("A b.", "a b", "en").n_substituted == 2
 

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import gguf
 import numpy as np
 import pytest
-from quantized import TEXT, decoder_of, run, weights
+from quantized import decoder_of, run, weights
 
+from oracle.stock_imatrix import CHUNK_SIZE, COLUMNS, TEXT
 from phi4mm.errors import InputError, ModelFileError, NativeError
 from phi4mm.native.batch import Batch
 from phi4mm.native.library import load
@@ -46,7 +47,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def collected(f16: Path, text: Path) -> ImportanceMatrix:
-    return collect_imatrix(f16, text, chunk_size=CHUNK, n_threads=2)
+    return collect_imatrix(f16, text, chunk_size=CHUNK, n_threads=1)
 
 
 # ---- what is collected
@@ -76,13 +77,13 @@ def test_the_first_matrix_sees_the_normed_embeddings(
 
 def test_sums_are_those_of_llama_imatrix(f16: Path, text: Path) -> None:
     golden = json.loads(GOLDEN.read_text())
-    found = collect_imatrix(f16, text, chunk_size=golden["chunk_size"], n_threads=2)
+    found = collect_imatrix(f16, text, chunk_size=CHUNK_SIZE, n_threads=1)
     assert found.n_chunks == golden["n_chunks"]
     assert golden["sums"].keys() | {"token_embd.weight"} == found.sums.keys()
     for name, (count, squares) in golden["sums"].items():
         assert found.sums[name].count == count
-        # kernels and their order of summation differ between the builds
-        np.testing.assert_allclose(found.sums[name].squares, squares, rtol=0.02)
+        # equal to 5e-6 with the kernels of xllamacpp; others sum in another order
+        np.testing.assert_allclose(found.sums[name].squares[COLUMNS], squares, rtol=1e-3)
 
 
 def test_batches_change_nothing_but_rounding(
@@ -92,7 +93,7 @@ def test_batches_change_nothing_but_rounding(
     other = collect_imatrix(f16, text, chunk_size=CHUNK, n_threads=1)
     for name, sums in collected.sums.items():
         assert other.sums[name].count == sums.count
-        np.testing.assert_allclose(other.sums[name].squares, sums.squares, rtol=0.02)
+        np.testing.assert_allclose(other.sums[name].squares, sums.squares, rtol=5e-3)
 
 
 # ---- the file
@@ -102,7 +103,7 @@ def test_the_command_writes_what_llama_cpp_reads(
     f16: Path, text: Path, collected: ImportanceMatrix, tmp_path: Path, capsys: Any
 ) -> None:
     path = tmp_path / "new" / "imatrix.gguf"
-    assert run("imatrix", f16, "-f", text, "-o", path, "-c", CHUNK, "--chunks", 2, "-t", 2) == 0
+    assert run("imatrix", f16, "-f", text, "-o", path, "-c", CHUNK, "--chunks", 2, "-t", 1) == 0
     assert f"9 matrices, 2 chunks of {CHUNK} tokens" in capsys.readouterr().out
     assert [file.name for file in path.parent.iterdir()] == [path.name]
     reader = gguf.GGUFReader(path)

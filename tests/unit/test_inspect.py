@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from gguf_builder import entry, f32, foreign_decoder_bytes, gguf
-from quantized import run
+from measured import run
 
 from phi4mm.cli.options import sample_bundle
 from phi4mm.inspection import inspect_path

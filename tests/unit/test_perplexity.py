@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quantized import TEXT, decoder_of, run
+from measured import TEXT, run
 
 from parity.fixtures import BundleDir, OpenModel
 from phi4mm.errors import InputError
@@ -105,6 +105,42 @@ def test_divergence_is_that_of_the_logits(
     assert found["log_ratio"]["value"] == pytest.approx(losses[0] - losses[1], abs=1e-4)
 
 
+# llama-perplexity of llama.cpp 0c1e570 on the tiny model in F32 and its Q4_0, with
+# -c 64 -b 64 -t 1 -ctk f32 -ctv f32 -fa off; the Q4_0 with --kl-divergence on the former's file.
+STOCK = {
+    "perplexity": (920.0118, 48.31812),
+    "small": (859.417158, 44.846726),
+    "log_ratio": (-0.068133, 0.021503),
+    "kl": (0.129674, 0.002390),
+    "kl_max": 0.454089,
+    "kl_99": 0.378956,
+    "kl_median": 0.118247,
+    "rms_dp": 0.00208,
+    "same_top": (0.42652, 0.02096),
+}
+
+
+def test_the_numbers_are_those_of_llama_perplexity(
+    bundle_dir: BundleDir, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    f32, logits = ("-ctk", "f32", "-ctv", "f32"), tmp_path / "base.bin"
+    flags = ("-f", text, "-c", 64, *f32, "--save-logits", logits)
+    found = measure(capsys, bundle_dir("tiny"), *flags)["perplexity"]
+    assert (found["value"], found["error"]) == pytest.approx(STOCK["perplexity"], rel=1e-5)
+
+    small = tmp_path / "q4"
+    assert run("quantize", bundle_dir("tiny"), "Q4_0", "-o", small) == 0
+    found = measure(capsys, small, "--kl-divergence", "--base", logits, *f32)
+    for name in ("log_ratio", "kl", "same_top"):
+        both = (found[name]["value"], found[name]["error"])
+        assert both == pytest.approx(STOCK[name], rel=1e-3), name
+    for name in ("kl_max", "kl_99", "kl_median"):
+        assert found[name] == pytest.approx(STOCK[name], rel=1e-3), name
+    assert found["rms_dp"] == pytest.approx(STOCK["rms_dp"], rel=5e-3)
+    both = (found["perplexity"]["value"], found["perplexity"]["error"])
+    assert both == pytest.approx(STOCK["small"], rel=1e-4)
+
+
 def test_the_base_file_is_laid_out_as_llama_perplexity_reads_it(
     bundle_dir: BundleDir, text: Path, tmp_path: Path
 ) -> None:
@@ -162,7 +198,7 @@ def test_special_tokens_stay_text(bundle_dir: BundleDir, tmp_path: Path) -> None
     path.write_text("<|end|>" * 20, encoding="utf-8")
     with Bundle.open(bundle_dir("tiny")) as bundle:
         chunks = cut_chunks(bundle.decoder, path, 16, None)
-    end = Tokenizer(decoder_of(bundle_dir("tiny")).metadata).special_id("<|end|>")
+        end = Tokenizer(bundle.decoder.file.metadata).special_id("<|end|>")
     assert end not in chunks
     assert chunks.size > 20
 

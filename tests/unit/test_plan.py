@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from quantized import run
+from measured import run
 
 from phi4mm.bench.footprint import measure_footprint
 from phi4mm.bench.work import file_bytes

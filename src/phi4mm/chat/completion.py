@@ -13,6 +13,7 @@ from prompt_toolkit.document import Document
 from phi4mm.chat.command import SPECS
 from phi4mm.chat.setting import KEYS
 
+_COMMAND = re.compile(r"/[a-z]*")
 _FILE_COMMANDS = ("/image ", "/audio ", "/save ", "/load ")
 # the last word of a line: with an open quotation mark, or without blanks that are not escaped
 _LAST_WORD = re.compile(
@@ -27,11 +28,11 @@ class ChatCompleter(Completer):
     def get_completions(self, document: Document, event: CompleteEvent) -> Iterable[Completion]:
         """Whatever may stand at the cursor."""
         line = document.text_before_cursor
-        if line.startswith("/") and " " not in line and line.count("/") == 1:
+        if _COMMAND.fullmatch(line):
             for spec in SPECS:
                 if spec.name.startswith(line[1:]):
                     yield Completion(f"/{spec.name}", -len(line), display_meta=spec.help)
-        if line.startswith("/set "):
+        elif line.startswith("/set "):
             word = line.rpartition(" ")[2]
             yield from (Completion(f"{k}=", -len(word)) for k in KEYS if k.startswith(word))
         elif line.startswith(_FILE_COMMANDS) or line.startswith(("/", "~/", "./", "../", '"', "'")):

@@ -60,11 +60,14 @@ class Exchange:
         event: the last one seen of its answer.
         adapter: that computed it.
         is_long: whether it ended with the long RoPE factors.
+        n_recomputed: tokens of this conversation that were computed a second time because it
+            outgrew the original context and the factors changed, in this answer or before it.
     """
 
     event: Event
     adapter: Adapter | None
     is_long: bool
+    n_recomputed: int
 
     @property
     def n_tokens(self) -> int:
@@ -196,18 +199,26 @@ class Session:
         if (note := self._switch_note(asked)) is not None:
             notify(note)
         self._computed_mode = asked.mode
+        before = self.last if len(asked.turns) > 1 else None
         texts: list[str] = []
         with closing(self._run(events, self._model.cancel)) as running:
             try:
                 for event in running:
                     texts.append(event.text)
-                    n_tokens = event.usage.n_prompt + event.usage.n_generated
-                    self.last = Exchange(event, asked.mode.adapter, self._model.is_long(n_tokens))
+                    self.last = self._exchange(event, asked, before)
                     yield event
             finally:
                 if texts:
                     self.conversation = asked.answered("".join(texts))
                     self.pending = still_pending
+
+    def _exchange(self, event: Event, asked: Conversation, before: Exchange | None) -> Exchange:
+        usage, is_long = event.usage, self._model.is_long
+        n_recomputed = usage.n_refilled
+        if before is not None and not before.is_long and is_long(usage.n_prompt):
+            n_recomputed = max(0, before.n_tokens - usage.n_cached)
+        ended_long = is_long(usage.n_prompt + usage.n_generated)
+        return Exchange(event, asked.mode.adapter, ended_long, n_recomputed)
 
     def _shifted(self, asked: Conversation, notify: Callable[[str], None]) -> Conversation:
         """The conversation without the oldest turns, as many as leave room for an answer."""

@@ -25,9 +25,9 @@ def stats_lines(session: Session) -> Iterator[str]:
         f"answer: {usage.n_generated} tokens · {first}encode {timings.encode_s:.2f} s · "
         f"prefill {timings.prefill_s:.2f} s · decode {timings.decode_s:.2f} s{_rate(last)}"
     )
-    if usage.n_refilled:
+    if last.n_recomputed:
         yield (
-            f"RoPE: the conversation outgrew the original context, {usage.n_refilled} tokens were "
+            f"RoPE: the conversation outgrew the original context, {last.n_recomputed} tokens were "
             "computed again"
         )
     factors = "long" if last.is_long else "short"

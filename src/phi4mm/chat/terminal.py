@@ -17,7 +17,7 @@ from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from phi4mm.chat.completion import ChatCompleter
 from phi4mm.chat.preview import colour_depth, half_blocks
 
-# A model's words must not steer the terminal: tabs and line ends are all that is let through.
+# A model's words must not steer a terminal: tabs and line ends are all that is let through.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _GREY, _RED, _RESET = "\x1b[90m", "\x1b[31m", "\x1b[0m"
 
@@ -49,8 +49,8 @@ class PlainTerminal:
         return "\n".join(lines) if lines else None
 
     def write(self, text: str) -> None:
-        """A piece of an answer."""
-        self._answers.write(text)
+        """A piece of an answer, without control characters."""
+        self._answers.write(_CONTROL.sub("", text))
         self._answers.flush()
 
     def say(self, line: str) -> None:
@@ -131,7 +131,7 @@ def _history(path: Path) -> History:
 
 
 def _keys() -> KeyBindings:
-    """Enter sends, unless the line ends with a backslash; Alt-Enter and Ctrl-J begin a new line."""
+    """Enter sends, unless the line ends with a backslash; Alt-Enter begins a new line."""
     keys = KeyBindings()
 
     @keys.add("enter")
@@ -144,7 +144,6 @@ def _keys() -> KeyBindings:
             buffer.validate_and_handle()
 
     @keys.add("escape", "enter")
-    @keys.add("c-j")
     def _(event: KeyPressEvent) -> None:
         event.current_buffer.newline()
 

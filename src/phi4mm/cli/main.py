@@ -25,6 +25,8 @@ VERBS = (
     "bench",
     "plan",
     "eval",
+    "verify",
+    "card",
 )
 
 EXIT_BAD_INPUT = 2

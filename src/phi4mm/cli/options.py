@@ -90,14 +90,19 @@ def sample_bundle() -> Path:
     return Path(str(files("phi4mm") / "sample"))
 
 
-def open_model(args: argparse.Namespace) -> Phi4MM:
+def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi4MM:
     """Load what the model flags name; says so on stderr where it is the sample.
+
+    Args:
+        args: the parsed flags.
+        keep_embeddings: whether a picture or clip may come a second time.
 
     Raises:
         ModelFileError: a file cannot be used.
         InputError: a setting is out of range for this model.
     """
     from phi4mm.api import Phi4MM
+    from phi4mm.engine.parameters import DEFAULT_ENCODER_CACHE_BYTES
     from phi4mm.modelfile.bundle import Bundle
 
     path = args.model or os.environ.get("PHI4MM_MODEL")
@@ -114,6 +119,7 @@ def open_model(args: argparse.Namespace) -> Phi4MM:
         n_gpu_layers=args.n_gpu_layers,
         flash_attention=args.flash_attn,
         kv_type=(args.cache_type_k, args.cache_type_v),
+        encoder_cache_bytes=DEFAULT_ENCODER_CACHE_BYTES if keep_embeddings else 0,
     )
 
 

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"{len(jobs)} recordings make {len(jobs)} {args.format} files: give -o DIR"
         )
-    with open_model(args) as model:
+    with open_model(args, keep_embeddings=False) as model:  # no piece comes twice
         transcriber = Transcriber(_interruptible(model), task, pieces)
         work = _Work(model, transcriber, task, args.format, show_names=len(jobs) > 1)
         failures = _run_all(jobs, work, force=args.force)

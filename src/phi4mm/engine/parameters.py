@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from phi4mm.errors import InputError
 
+DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
 KVType = Literal["f32", "f16", "q8_0"]
 FlashAttention = Literal["on", "off", "auto"]
 
@@ -37,7 +38,7 @@ class EngineParams:
     type_v: KVType = "f16"
     flash_attention: FlashAttention = "auto"
     n_batch: int = 512
-    encoder_cache_bytes: int = 256 << 20
+    encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES
 
     def __post_init__(self) -> None:
         for name, low in (("n_ctx", 1), ("n_threads", 1), ("n_gpu_layers", 0), ("n_batch", 1)):

@@ -18,8 +18,8 @@ def import_optional(module: str, extra: Extra) -> Any:
     """
     try:
         return import_module(module)
-    except ImportError as error:
-        package = module.partition(".")[0]
+    except (ImportError, RuntimeError) as error:  # the latter where a package beneath is broken
+        package, reason = module.partition(".")[0], str(error).strip().splitlines()[-1:]
         raise InputError(
-            f"{package} cannot be imported ({error}): pip install 'phi4mm[{extra}]'"
+            f"{package} cannot be imported ({''.join(reason)}): pip install 'phi4mm[{extra}]'"
         ) from None

@@ -26,6 +26,9 @@ _LEVELS = {
     4: logging.ERROR,
 }
 _CONTINUE = 5
+# Warned of for every matrix of an adapter whose decoder is quantised: the CPU keeps such weights in
+# a layout of its own, and adapters need not be in it.
+_EXPECTED = "cannot use buft 'CPU_REPACK', fallback to CPU"
 
 
 class LogRelay:
@@ -85,7 +88,7 @@ class LogRelay:
         line = line.rstrip()
         if not line:
             return
-        logger.log(self._level, "%s", line)
+        logger.log(logging.DEBUG if line.endswith(_EXPECTED) else self._level, "%s", line)
         if self._level >= logging.ERROR:
             for collector in self._collectors:
                 collector.append(line)

@@ -124,7 +124,7 @@ def _choose_end(
         if best is None or pause >= best[1] - best[0]:
             best = run.end, following.start
     if runs[-1].end - start <= longest:
-        return runs[-1].end, window.end
+        return runs[-1].end, window.end + 2 * _PAD
     if best is not None:
         return best
     return window.quietest(start + longest * 6 // 10, start + longest), None
@@ -147,7 +147,7 @@ class _Window:
         self._first_sample = 0
         self._levels: Levels = NO_LEVELS
         self._first_level = 0
-        self._previous_end = 0
+        self._previous_end = -2 * _PAD  # nothing is said before the beginning
         self.is_at_end = False
 
     @property
@@ -203,8 +203,8 @@ class _Window:
             start - (_HALF_OVERLAP if is_continued else min(_PAD, before // 2)),
             end + (_HALF_OVERLAP if resume is None else min(_PAD, after // 2)),
         )
-        start -= min(_EDGE, before // 2)
-        end += min(_EDGE, after // 2)
+        start = max(0, start - min(_EDGE, before // 2))
+        end = min(self.end, end + min(_EDGE, after // 2))
         return Piece(start * FRAME_S, end * FRAME_S, samples, self._rate, resume is None)
 
     def _between(self, start: int, stop: int) -> Samples:

@@ -28,10 +28,12 @@ def join_at_seam(left: str, right: str) -> tuple[str, str]:
     left_units, right_units = _units(left)[-_MAX_UNITS:], _units(right)[:_MAX_UNITS]
     best = (0, 0, 0)  # units in common, dropped at the left's end, at the right's beginning
     for n_left in range(min(_MAX_BROKEN, len(left_units)) + 1):
-        kept = left_units[: len(left_units) - n_left]
+        kept, cut_off = _split(left_units, len(left_units) - n_left)
         for n_right in range(_MAX_BROKEN + 1):
-            n_common = _n_common(kept, right_units[n_right:])
-            is_sure = n_common >= 2 or (n_common == 1 and n_left + n_right == 0)
+            beheaded, rest = _split(right_units, n_right)
+            n_common = _n_common(kept, rest)
+            before, after = kept[: len(kept) - n_common], rest[n_common:]
+            is_sure = n_common >= 2 or (_begin(cut_off, after) and _end(beheaded, before))
             if is_sure and n_common > best[0]:
                 best = (n_common, n_left, n_right)
     n_common, n_left, n_right = best
@@ -40,6 +42,22 @@ def join_at_seam(left: str, right: str) -> tuple[str, str]:
     left_end = left_units[len(left_units) - n_left - 1].end
     right_start = right_units[n_right + n_common - 1].end
     return left[:left_end], right[right_start:].lstrip()
+
+
+def _split(units: list[_Unit], at: int) -> tuple[list[_Unit], list[_Unit]]:
+    return units[:at], units[at:]
+
+
+def _begin(parts: list[_Unit], words: list[_Unit]) -> bool:
+    """Whether each of ``parts`` begins the word at its place."""
+    pairs = zip(parts, words, strict=False)
+    return len(parts) <= len(words) and all(w.word.startswith(part.word) for part, w in pairs)
+
+
+def _end(parts: list[_Unit], words: list[_Unit]) -> bool:
+    """Whether each of ``parts`` ends the word at its place, counted from the last."""
+    pairs = zip(reversed(parts), reversed(words), strict=False)
+    return len(parts) <= len(words) and all(w.word.endswith(part.word) for part, w in pairs)
 
 
 def _units(text: str) -> list[_Unit]:

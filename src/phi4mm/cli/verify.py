@@ -1,0 +1,64 @@
+"""``phi4mm verify``: a bundle against the checkpoint it was made from."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from phi4mm.cli.compute_options import add_record_options
+
+_EPILOG = """\
+Weights are compared without any other package. The stages of the encoders and the answers are
+compared with transformers' model, if it is installed (pip install 'phi4mm[verify]'); that takes
+four bytes of memory for each weight, 24 GB for the real model.
+
+example:
+  phi4mm verify Phi-4-multimodal-instruct bundle --markdown parity.md
+"""
+
+
+def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the verb."""
+    parser = verbs.add_parser(
+        "verify",
+        help="compare a bundle with the checkpoint it was made from",
+        description="Account for every tensor of the checkpoint, compare every weight, and with "
+        "transformers installed every stage: errors, cosine, greedy tokens.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", type=Path, help="folder, either layout")
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder or decoder file")
+    parser.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
+    parser.add_argument("--markdown", metavar="FILE", type=Path, help="write the report here too")
+    add_record_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare; the report goes to stdout."""
+    from phi4mm.api import Phi4MM
+    from phi4mm.convert.checkpoint import open_checkpoint
+    from phi4mm.engine.parameters import EngineParams
+    from phi4mm.measurement.record import new_record
+    from phi4mm.measurement.staged_file import staged_file
+    from phi4mm.verify.report import to_markdown, verify
+
+    n_threads = EngineParams(n_threads=args.threads).threads
+    with Phi4MM(args.bundle, n_threads=args.threads, kv_type="f32") as model:
+        report = verify(open_checkpoint(args.checkpoint), model, n_threads, _notify)
+        record = new_record("verify", model.bundle, report.as_dict(), n_threads)
+    if args.output is not None:
+        record.write(args.output)
+    text = to_markdown(report)
+    if args.markdown is not None:
+        with staged_file(args.markdown) as stream:
+            stream.write(f"{text}\n".encode())
+    print(json.dumps(report.as_dict()) if args.json else text)
+    return 0
+
+
+def _notify(text: str) -> None:
+    print(f"phi4mm: {text}", file=sys.stderr)

@@ -1,0 +1,143 @@
+"""Every weight of a bundle against the checkpoint's; needs no other implementation."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from phi4mm.convert.checkpoint import Checkpoint
+from phi4mm.convert.part_type import PartTypes
+from phi4mm.convert.plan import Plan, PlannedFile, plan_checkpoint
+from phi4mm.convert.rows import RowSource
+from phi4mm.errors import ModelFileError
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.modelfile.ggml_type import GGMLType
+from phi4mm.modelfile.reader import GGUFFile
+from phi4mm.native.block_type import dequantise_rows
+from phi4mm.native.library import load
+from phi4mm.quantize.source import SourcePart, parts_of
+
+_BLOCK_WEIGHTS: Final = 1 << 22
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class PartError:
+    """How far the weights of a part are from the checkpoint's.
+
+    Attributes:
+        part: what it is.
+        types: element types of its tensors.
+        n_tensors: tensors compared.
+        relative: root mean square of the differences over that of the weights.
+        worst: the tensor with the largest such number.
+        worst_relative: that number.
+    """
+
+    part: str
+    types: tuple[str, ...]
+    n_tensors: int
+    relative: float
+    worst: str
+    worst_relative: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightReport:
+    """What became of a checkpoint's tensors.
+
+    Attributes:
+        n_used: those that went into the bundle.
+        n_dropped: those left out, by reason.
+        parts: the bundle's parts.
+    """
+
+    n_used: int
+    n_dropped: Mapping[str, int]
+    parts: tuple[PartError, ...]
+
+    @property
+    def n_tensors(self) -> int:
+        """All tensors of the checkpoint."""
+        return self.n_used + sum(self.n_dropped.values())
+
+
+def compare_weights(checkpoint: Checkpoint, bundle: Bundle) -> WeightReport:
+    """Account for every tensor of the checkpoint, and compare every tensor of the bundle.
+
+    Raises:
+        ModelFileError: the bundle was made from another checkpoint, or the checkpoint is wrong.
+    """
+    merged = bundle.decoder.hparams.merged_adapter
+    plan = plan_checkpoint(checkpoint, Path(), PartTypes(), merged)
+    if bundle.bundle_id != plan.bundle_id:
+        raise ModelFileError(
+            f"{bundle.decoder.path}: bundle id {bundle.bundle_id}, must be {plan.bundle_id}: it "
+            f"was not made from {checkpoint.path}"
+        )
+    parts = tuple(_compare_part(part, _planned(plan, part)) for part in parts_of(bundle))
+    return WeightReport(plan.n_used, plan.dropped, parts)
+
+
+def _planned(plan: Plan, part: SourcePart) -> PlannedFile:
+    return next(file for file in plan.files if file.part == part.title)
+
+
+def _compare_part(part: SourcePart, planned: PlannedFile) -> PartError:
+    sources = {tensor.name: tensor.rows for tensor in planned.output.tensors}
+    error = value = 0.0
+    relative: dict[str, float] = {}
+    for name in part.file.tensors:
+        e, v = np.sum([*_squares(part.file, name, sources[name])], axis=0)
+        relative[name] = _ratio(e, v)
+        error, value = error + e, value + v
+    worst = max(relative, key=relative.__getitem__)
+    types = dict.fromkeys(info.ggml_type.name for info in part.file.tensors.values())
+    return PartError(
+        part=part.title,
+        types=tuple(types),
+        n_tensors=len(relative),
+        relative=_ratio(error, value),
+        worst=worst,
+        worst_relative=relative[worst],
+    )
+
+
+def _ratio(error: float, value: float) -> float:
+    """Root of a ratio of sums of squares; of nothing to nothing 0."""
+    if error == 0:
+        return 0.0
+    return math.sqrt(error / value) if value else math.inf
+
+
+def _squares(file: GGUFFile, name: str, source: RowSource) -> Iterator[tuple[float, float]]:
+    """Sums of squared differences and of squared weights, block by block of rows."""
+    step = max(1, _BLOCK_WEIGHTS // source.n_cols)
+    stored = _row_bytes(file, name, source.n_rows)
+    for start in range(0, source.n_rows, step):
+        stop = min(start + step, source.n_rows)
+        right = source.read(start, stop)
+        found = _floats(stored[start:stop], file.tensors[name].ggml_type)[:, : source.n_cols]
+        difference = found.astype(np.float64) - right
+        yield float((difference**2).sum()), float((right.astype(np.float64) ** 2).sum())
+
+
+def _row_bytes(file: GGUFFile, name: str, n_rows: int) -> npt.NDArray[np.uint8]:
+    return file.raw(name).reshape(n_rows, -1)
+
+
+def _floats(rows: npt.NDArray[np.uint8], ggml_type: GGMLType) -> Rows:
+    if ggml_type is GGMLType.F32:
+        return rows.view(np.float32)
+    if ggml_type is GGMLType.F16:
+        return rows.view(np.float16).astype(np.float32)
+    if ggml_type is GGMLType.BF16:
+        widened = np.left_shift(rows.view(np.uint16), 16, dtype=np.uint32, casting="unsafe")
+        return np.asarray(widened).view(np.float32)
+    return dequantise_rows(load(), np.ascontiguousarray(rows), ggml_type)

@@ -1,0 +1,106 @@
+"""`phi4mm verify` as far as it goes without torch: every weight against the checkpoint."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from measured import run
+
+from parity.fixtures import BundleDir, CheckpointDir
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.modelfile.reader import GGUFFile
+
+
+@pytest.fixture(autouse=True)
+def no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference is left out even where it could be had."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+
+
+def verify(capsys: pytest.CaptureFixture[str], *args: object) -> dict:
+    capsys.readouterr()
+    assert run("verify", *args, "--json", "-t", 1) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("layout", ["ms", "hf"])
+def test_every_tensor_is_accounted_for_and_exact_in_f32(
+    checkpoint_dir: CheckpointDir,
+    bundle_dir: BundleDir,
+    capsys: pytest.CaptureFixture[str],
+    layout: str,
+) -> None:
+    found = verify(capsys, checkpoint_dir("tiny", layout), bundle_dir("tiny", layout))
+    weights = found["weights"]
+    assert weights["n_used"] == 182
+    assert sum(weights["n_dropped"].values()) == 29
+    assert [part["part"] for part in weights["parts"]] == [
+        "decoder", "mmproj", "vision adapter", "speech adapter",
+    ]  # fmt: skip
+    assert {part["relative"] for part in weights["parts"]} == {0}
+    assert found["answers"] == []
+    assert found["meets_bar"] is None
+    assert "pip install 'phi4mm[verify]'" in found["missing"][0]
+
+
+def test_quantised_weights_have_the_error_of_their_type(
+    checkpoint_dir: CheckpointDir, bundle_dir: BundleDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = verify(capsys, checkpoint_dir("tiny"), bundle_dir("tiny", types="default"))
+    errors = {part["part"]: part["relative"] for part in found["weights"]["parts"]}
+    assert 1e-4 < errors["decoder"] < 5e-4  # F16
+    assert 1e-3 < errors["mmproj"] < 1e-2  # Q8_0
+
+
+def test_one_wrong_weight_is_found(
+    checkpoint_dir: CheckpointDir,
+    bundle_dir: BundleDir,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with Bundle.open(bundle_dir("tiny")) as bundle:
+        source = bundle.decoder.path
+    name = "blk.1.ffn_down.weight"
+    with GGUFFile.open(source) as file:
+        place = file.tensors[name].offset
+    data = bytearray(source.read_bytes())
+    data[place + 400 : place + 404] = b"\0\0\x80\x40"  # 4.0
+    spoiled = tmp_path / source.name
+    spoiled.write_bytes(data)
+    (decoder,) = verify(capsys, checkpoint_dir("tiny"), spoiled)["weights"]["parts"]
+    assert decoder["worst"] == name
+    assert decoder["worst_relative"] > 1e-3
+
+
+def test_a_bundle_of_another_checkpoint_is_refused(
+    checkpoint_dir: CheckpointDir, bundle_dir: BundleDir, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("verify", checkpoint_dir("heads"), bundle_dir("tiny")) == 2
+    assert "was not made from" in capsys.readouterr().err
+
+
+def test_a_merged_adapter_is_compared_merged(
+    checkpoint_dir: CheckpointDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoint = checkpoint_dir("tiny")
+    flags = ("--type", "f32", "--mmproj-type", "f32", "--merge", "vision")
+    assert run("convert", checkpoint, "-o", tmp_path, *flags) == 0
+    found = verify(capsys, checkpoint, tmp_path)
+    assert [part["relative"] for part in found["weights"]["parts"]] == [0, 0]
+
+
+def test_the_report_is_also_markdown(
+    checkpoint_dir: CheckpointDir,
+    bundle_dir: BundleDir,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / "parity.md"
+    assert run("verify", checkpoint_dir("tiny"), bundle_dir("tiny"), "--markdown", path) == 0
+    text = path.read_text(encoding="utf-8")
+    assert text.strip() == capsys.readouterr().out.strip()
+    assert "Tensors: 182 used, 29 left out, of 211." in text
+    assert "| decoder | F32 | 16 | 0.000e+00 |" in text
