@@ -33,6 +33,8 @@ def clip(sample_media: Path) -> Path:
 def talk(tmp_path: Path, clip: Path) -> Path:
     """The sample's clip three times, with pauses of two seconds."""
     samples, rate = soundfile.read(clip, dtype="float32")
+    audible = np.flatnonzero(np.abs(samples) > 0.02)
+    samples = samples[audible[0] : audible[-1]]
     pause = np.zeros(2 * rate, np.float32)
     path = tmp_path / "talk.wav"
     soundfile.write(path, np.concatenate([samples, pause] * 3), rate)
@@ -43,7 +45,7 @@ def test_text_goes_to_stdout_and_numbers_to_stderr(talk: Path) -> None:
     done = transcribe(talk)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stderr.decode().splitlines() if "RTF" in line]
-    assert re.search(r"talk\.wav: 15\.\d s in [\d.]+ s \(RTF [\d.]+\), \d segments", line)
+    assert re.search(r"talk\.wav: 1\d\.\d s in [\d.]+ s \(RTF [\d.]+\), \d segments", line)
     assert b"ERROR" not in done.stderr
 
 
@@ -133,7 +135,7 @@ from phi4mm.media.audio import AudioStream
 from phi4mm.transcribe.transcriber import Transcriber
 rate, random = 16000, np.random.default_rng(0)
 t = np.arange(rate * 20) / rate
-voice = np.sin(2 * np.pi * 200 * t) * np.abs(np.sin(9 * t))
+voice = np.sin(2 * np.pi * 200 * t) * np.abs(np.sin(9 * t)) * (t < 8)
 def blocks():
     for n in range(60):
         yield (0.2 * voice + 1e-3 * random.standard_normal(len(t))).astype(np.float32)

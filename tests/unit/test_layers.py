@@ -17,7 +17,13 @@ LAYERS = (
     {"convert", "encoders", "prompt"},
     {"quantize"},
     {"engine"},
+    {"chat", "transcribe"},
     {"api"},
+    {"measurement"},
+    {"inspection"},
+    {"bench", "evals", "verify"},
+    {"plan"},
+    {"server"},
     {"cli"},
 )
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}
