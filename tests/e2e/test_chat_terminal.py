@@ -52,7 +52,7 @@ class Screen:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    def expect(self, text: str, timeout: float = 30) -> str:
+    def expect(self, text: str, timeout: float = 60) -> str:
         """Wait until ``text`` is shown, and return what was shown up to it, without blanks."""
         text, end = _UNSEEN.sub("", text), time.monotonic() + timeout
         while True:

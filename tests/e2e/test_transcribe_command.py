@@ -154,5 +154,5 @@ with Phi4MM(sample_bundle(), n_ctx=1024, n_threads=1, encoder_cache_bytes=0) as 
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True
     )
     end, early, late = map(float, done.stdout.split())
-    assert end > 1190
+    assert end > 1180
     assert late < 1.1 * early
