@@ -18,6 +18,7 @@ LAYERS = (
     {"quantize"},
     {"engine"},
     {"api"},
+    {"server"},
     {"cli"},
 )
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}

@@ -12,7 +12,7 @@ from importlib import import_module
 from phi4mm import __version__
 from phi4mm.errors import Cancelled, InputError, ModelFileError, Phi4MMError
 
-VERBS = ("demo", "run", "convert", "quantize", "imatrix")
+VERBS = ("demo", "run", "serve", "convert", "quantize", "imatrix")
 
 EXIT_BAD_INPUT = 2
 EXIT_INTERNAL = 1

@@ -27,7 +27,7 @@ from phi4mm.engine.prefill import Prefill
 from phi4mm.engine.scheduler import Filling, Request, Scheduler
 from phi4mm.engine.sequence import Sequence
 from phi4mm.engine.slot import Ids, Rows
-from phi4mm.engine.slot_pool import SlotPool
+from phi4mm.engine.slot_pool import SlotPool, SlotView
 from phi4mm.errors import Cancelled, InputError
 from phi4mm.modality import Adapter, AudioProjection
 from phi4mm.native.abort import AbortFlag
@@ -79,6 +79,12 @@ class Engine:
     def n_waiting(self) -> int:
         """Requests that wait for one."""
         return self._scheduler.n_waiting
+
+    @property
+    def slots(self) -> tuple[SlotView, ...]:
+        """How the slots stand, those of the long context last."""
+        long = self._decoder.long
+        return self._decoder.short.views + (() if long is None else long.views)
 
     def submit(self, prompt: Prompt, sampling: SamplingParams) -> int:
         """Take in a prompt that fits (``ContextPlan.require_fit``); ``step`` gives its events.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -16,6 +17,21 @@ MAX_LOGIT_ROWS = 32
 # A shorter common beginning than this is not worth choosing or copying a slot for: every
 # conversation begins with a token for the role, many with the same few words.
 _MIN_SHARED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """How a slot stands.
+
+    Attributes:
+        n_ctx: positions it has.
+        n_computed: positions computed.
+        is_busy: whether a request owns it.
+    """
+
+    n_ctx: int
+    n_computed: int
+    is_busy: bool
 
 
 class SlotPool:
@@ -32,6 +48,12 @@ class SlotPool:
         self.n_batch = context.params.n_batch
         self._n_acquired = 0
         self._adapter: Adapter | None = None
+
+    @property
+    def views(self) -> tuple[SlotView, ...]:
+        """How each slot stands."""
+        n_ctx = self._context.params.n_ctx_seq
+        return tuple(SlotView(n_ctx, slot.n_computed, slot.is_busy) for slot in self.slots)
 
     def acquire(self, keys: Sequence[PositionKey], adapter: Adapter | None) -> Slot | None:
         """A free slot for a sequence, with as much of it computed as any slot has; None if busy.
