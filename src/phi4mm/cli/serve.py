@@ -6,6 +6,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -121,6 +122,8 @@ def run(args: argparse.Namespace) -> int:
         access_log=False,
         timeout_graceful_shutdown=_DRAIN_S,
     )
+    # uvicorn raises the signal again once all is done: then this ends the process as it should be
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     uvicorn.Server(config).run()
     return 0
 

@@ -20,6 +20,8 @@ _log = logging.getLogger("phi4mm.access")
 
 # Open without a key: whoever watches over the server may not have one.
 _OPEN_PATHS = ("/health",)
+# How much of a body that is too long is read before the connection is closed.
+_DRAIN_FACTOR = 4
 
 
 class AccessLog:
@@ -98,6 +100,15 @@ def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
+async def _drain(receive: Receive, n_bytes: int) -> None:
+    """Read a body that is refused: many clients look for an answer only once they have sent it."""
+    is_more = True
+    while is_more and n_bytes > 0:
+        message = await receive()
+        n_bytes -= len(message.get("body", b""))
+        is_more = message.get("more_body", False)
+
+
 class BodyLimit:
     """Refuses bodies that are too long, before they are read or while they come."""
 
@@ -124,6 +135,7 @@ class BodyLimit:
 
         if declared > self._n_bytes:
             status, body = status_and_body(self._too_long())
+            await _drain(receive, _DRAIN_FACTOR * self._n_bytes)
             await JSONResponse(body, status, {"Connection": "close"})(scope, receive, send)
             return
         await self._app(scope, counting_receive, send)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,8 @@ _TABLE: tuple[tuple[type[Phi4MMError], _Row], ...] = (
     (Cancelled, _Row(499, "client_closed_request")),
     (Phi4MMError, _Row(500, "server_error")),
 )
+# pydantic names the type it tried among the fields that lead to a fault
+_TYPE_NAME = re.compile(r"\[|^(str|int)$")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 _RETRY_AFTER_S = "5"
 
@@ -90,9 +93,15 @@ def _type_of(status: int) -> str:
 
 
 def _first_fault(error: ValidationError) -> tuple[str, str | None]:
-    """(message, field) of the first thing that does not fit."""
-    fault = error.errors(include_url=False, include_context=False)[0]
-    param = ".".join(map(str, fault["loc"])) or None
+    """(message, field) of what does not fit.
+
+    A value that may have one of several types has a fault for each: the one that was found deepest
+    inside is of the type that was meant.
+    """
+    faults = error.errors(include_url=False, include_context=False)
+    fault = max(faults, key=lambda fault: len(fault["loc"]))
+    names = [str(name) for name in fault["loc"] if not _TYPE_NAME.search(str(name))]
+    param = ".".join(names) or None
     return f"{param or 'the body'}: {fault['msg']}", param
 
 
