@@ -10,7 +10,6 @@ from contextlib import closing
 
 import openai
 import pytest
-
 from server_process import ServerProcess
 
 END_ID = "485"  # <|end|> in the sample's vocabulary
@@ -286,6 +285,79 @@ def test_tools_and_a_plain_answer(client):
     assert answer.choices[0].finish_reason == "length"
 
 
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"$ref": "#/$defs/Place"}, "days": {"enum": [1, 2]}},
+            "required": ["place", "days"],
+            "additionalProperties": False,
+            "$defs": {"Place": {"enum": ['a "quoted" one', "Zürich]", "東京"]}},
+        },
+    },
+}
+
+
+def test_a_tool_loop(client):
+    messages = [{"role": "user", "content": "How is the weather?"}]
+    settings = {"model": "phi4-mm", "tools": [WEATHER], "max_tokens": 100}
+    first = client.chat.completions.create(messages=messages, tool_choice="required", **settings)
+    (choice,) = first.choices
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.content is None
+    for call in choice.message.tool_calls:
+        assert call.function.name == "weather"
+        arguments = json.loads(call.function.arguments)
+        assert set(arguments) == {"place", "days"}
+    messages.append(choice.message.model_dump(exclude_none=True))
+    messages += [
+        {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        for call in choice.message.tool_calls
+    ]
+    second = client.chat.completions.create(messages=messages, **{**settings, "max_tokens": 3})
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+
+
+def test_a_streamed_call_is_the_same(client):
+    settings = {
+        "tools": [TOOL, WEATHER], "max_tokens": 100,
+        "tool_choice": {"type": "function", "function": {"name": "weather"}},
+    }  # fmt: skip
+    whole = ask(client, "Weather?", **settings).choices[0]
+    (call,) = whole.message.tool_calls
+    chunks = list(ask(client, "Weather?", stream=True, **settings))
+    deltas = [d for chunk in chunks for d in chunk.choices[0].delta.tool_calls or []]
+    assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
+    assert [delta.function.name for delta in deltas if delta.function.name] == ["weather"]
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_schema(client):
+    schema = {
+        "type": "object",
+        "properties": {"ok": {"type": "boolean"}, "size": {"enum": ["s", "m"]}},
+        "required": ["ok", "size"],
+        "additionalProperties": False,
+    }
+    output = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    for _ in range(3):
+        answer = ask(client, "?", response_format=output, temperature=1.0, max_tokens=60)
+        assert set(json.loads(answer.choices[0].message.content)) == {"ok", "size"}
+        assert answer.choices[0].finish_reason == "stop"
+
+
+def test_a_json_object(client):
+    answer = ask(client, "?", response_format={"type": "json_object"}, max_tokens=5)
+    assert answer.choices[0].message.content.startswith("{")
+
+
+def formatted(schema):
+    output = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return user("x") | {"response_format": output}
+
+
 def user(content):
     return {"messages": [{"role": "user", "content": content}]}
 
@@ -337,6 +409,10 @@ def history(arguments, call_id="call_1"):
             | {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
             "'g'",
         ),
+        (formatted({"type": "poem"}), "poem"),
+        (formatted({"type": "integer", "minimum": 2, "maximum": 1}), "minimum"),
+        (formatted({"allOf": [{"type": "string"}, {"type": "null"}]}), "JSON schema"),
+        (user("x") | {"response_format": {"type": "json_schema"}}, "response_format"),
         (history("{"), "no JSON object"),
         (history("[1]"), "no JSON object"),
         (history("{}", call_id="call_2"), "call_2"),

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import openai
 import pytest
-
 from server_process import ServerProcess
 
 HELLO = [{"role": "user", "content": "Hello"}]

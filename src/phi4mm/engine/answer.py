@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from phi4mm.engine.event import Event, FinishReason, TokenLogprob
-from phi4mm.engine.logit_stage import Logits
+from phi4mm.engine.logit_stage import Logits, LogitStage
 from phi4mm.engine.sampler import Sampler
 from phi4mm.engine.sequence import Sequence
 from phi4mm.engine.stop_string import StopStrings
@@ -20,12 +20,19 @@ class Answer:
         sequence: what the tokens are appended to.
         tokenizer: for text and stop tokens.
         n_ctx: most tokens of prompt and answer together.
+        mask: rules tokens out; None where the answer is free.
 
     Raises:
         InputError: ``logit_bias`` names a token that the vocabulary does not have.
     """
 
-    def __init__(self, sequence: Sequence, tokenizer: Tokenizer, n_ctx: int) -> None:
+    def __init__(
+        self,
+        sequence: Sequence,
+        tokenizer: Tokenizer,
+        n_ctx: int,
+        mask: LogitStage | None = None,
+    ) -> None:
         for token_id, _ in sequence.sampling.logit_bias:
             if token_id >= tokenizer.n_vocab:
                 raise InputError(
@@ -34,7 +41,7 @@ class Answer:
         self._sequence = sequence
         self._stop_ids = tokenizer.stop_ids
         self._n_ctx = n_ctx
-        self._sampler = Sampler(sequence.sampling, sequence.prompt_ids)
+        self._sampler = Sampler(sequence.sampling, sequence.prompt_ids, mask)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(sequence.sampling.stop)
 

@@ -22,6 +22,7 @@ from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.decoder import Decoder
 from phi4mm.engine.encoding import MediaEncoder
 from phi4mm.engine.event import Event
+from phi4mm.engine.grammar import SchemaCompiler
 from phi4mm.engine.parameters import EngineParams, SamplingParams
 from phi4mm.engine.prefill import Prefill
 from phi4mm.engine.scheduler import Filling, Request, Scheduler
@@ -67,6 +68,7 @@ class Engine:
         self._scheduler = Scheduler(self._fill, params.max_waiting)
         chunk_size = ChunkSize(decoder.short.n_batch, is_shared=params.n_slots > 1)
         self._prefill = Prefill(encoder, chunk_size)
+        self._schemas = SchemaCompiler(tokenizer)
         self._ids = count()
         self._mailboxes: dict[int, deque[Event]] = {}
 
@@ -93,14 +95,15 @@ class Engine:
             The request's id.
 
         Raises:
-            InputError: a setting does not suit the vocabulary.
+            InputError: a setting does not suit the vocabulary, or nothing fits the schema.
             Overloaded: too many requests wait already.
         """
-        sequence = Sequence(prompt, sampling)
+        sequence, schema = Sequence(prompt, sampling), sampling.json_schema
+        mask = None if schema is None else self._schemas.compile(schema)
         request = Request(
             next(self._ids),
             sequence,
-            Answer(sequence, self._tokenizer, self._plan.n_ctx),
+            Answer(sequence, self._tokenizer, self._plan.n_ctx, mask),
             self._decoder.adapter(prompt.mode.adapter),
             self._pool_for(sequence),
         )

@@ -119,6 +119,7 @@ class SamplingParams:
         logit_bias: (token id, number added to its logit), -100 to 100.
         top_logprobs: how many of the likeliest tokens each event lists beside the one taken, up
             to 20; None gives no log probabilities at all.
+        json_schema: JSON text of a schema that the answer must fit.
     """
 
     temperature: float = 0.0
@@ -133,6 +134,7 @@ class SamplingParams:
     repetition_penalty: float = 1.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     top_logprobs: int | None = None
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in _SAMPLING_RANGES:

@@ -7,16 +7,21 @@ from collections.abc import Iterable
 import numpy as np
 import numpy.typing as npt
 
-from phi4mm.engine.logit_stage import stages_for
+from phi4mm.engine.logit_stage import LogitStage, stages_for
 from phi4mm.engine.parameters import SamplingParams
 
 
 class Sampler:
     """Draws tokens as ``SamplingParams`` asks; holds the random state of one sequence."""
 
-    def __init__(self, params: SamplingParams, prompt_ids: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int] = (),
+        mask: LogitStage | None = None,
+    ) -> None:
         self._params = params
-        self._stages = stages_for(params, prompt_ids)
+        self._stages = stages_for(params, prompt_ids) + ([] if mask is None else [mask])
         self._random = np.random.default_rng(params.seed)
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:

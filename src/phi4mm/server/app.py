@@ -10,6 +10,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 
 from phi4mm.errors import Phi4MMError
@@ -38,7 +39,9 @@ ROUTES = (
     Route("/metrics", inspection.metrics),
     Route("/openapi.json", openapi),
 )
-_ERRORS = (ApiError, Phi4MMError, ValidationError, HTTPException, Exception)
+_ERRORS = (
+    ApiError, Phi4MMError, ValidationError, HTTPException, ClientDisconnect, Exception
+)  # fmt: skip
 
 
 def make_app(service: Service) -> Starlette:

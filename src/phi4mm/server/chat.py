@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from phi4mm.engine.event import Event
 from phi4mm.prompt.chunk import Prompt
 from phi4mm.prompt.tool_call import ToolCallParser
 from phi4mm.server import wire
+from phi4mm.server.answer_schema import answer_schema
 from phi4mm.server.choice import Choice, Json, chat_logprob, timings_json, usage_json
 from phi4mm.server.engine_client import Job
 from phi4mm.server.event_stream import EventStream
@@ -26,7 +28,7 @@ async def chat_completions(request: Request) -> Response:
     service: Service = request.app.state.service
     body = await read_body(request, wire.ChatRequest)
     service.require_model(body.model)
-    sampling = sampling_of(body)
+    sampling = replace(sampling_of(body), json_schema=answer_schema(body))
     tools = offered_tools(body)
 
     def make_prompt() -> Prompt:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
 from phi4mm.errors import (
@@ -77,6 +77,8 @@ def status_and_body(error: Exception) -> tuple[int, dict[str, Any]]:
         message, param = str(error), error.param
     elif isinstance(error, ValidationError):
         row, (message, param) = _Row(400, "invalid_request_error"), _first_fault(error)
+    elif isinstance(error, ClientDisconnect):
+        row, message = _Row(499, "client_closed_request"), "the client has gone"
     elif isinstance(error, HTTPException):
         row, message = _Row(error.status_code, _type_of(error.status_code)), error.detail
     elif isinstance(error, Phi4MMError):

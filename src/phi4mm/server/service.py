@@ -15,6 +15,7 @@ from starlette.types import Receive
 
 from phi4mm.engine.context_plan import plan_contexts
 from phi4mm.engine.event import Event
+from phi4mm.engine.grammar import SchemaCompiler
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.errors import InputError
 from phi4mm.prompt.chunk import Prompt, PromptBuilder
@@ -56,6 +57,7 @@ class Service:
         self.bundle = settings.bundle.open()
         self.plan = plan_contexts(settings.engine, self.bundle.decoder.hparams)
         self.tokenizer = Tokenizer(self.bundle.decoder.file.metadata)
+        self._schemas = SchemaCompiler(self.tokenizer)
         limits = settings.limits
         self.prompts = PromptBuilder(
             self.bundle, self.tokenizer, MediaLimits(limits.image_pixels, limits.audio_seconds)
@@ -107,10 +109,12 @@ class Service:
             raise InputError(f"n is {n}: the limit is {self.settings.limits.n_choices}")
         self._require_vocabulary(sampling)
         with self.engine.planning(n):
-            prompt = await self.plan_with(partial(self._checked, make_prompt))
+            prompt = await self.plan_with(partial(self._checked, make_prompt, sampling))
         return self.engine.submit(prompt, _samplings(sampling, n))
 
-    def _checked(self, make_prompt: Callable[[], Prompt]) -> Prompt:
+    def _checked(self, make_prompt: Callable[[], Prompt], sampling: SamplingParams) -> Prompt:
+        if sampling.json_schema is not None:
+            self._schemas.compile(sampling.json_schema)
         prompt = make_prompt()
         self.plan.require_fit(prompt.n_tokens)
         for chunk in prompt.chunks:
