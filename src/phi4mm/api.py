@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack
 from functools import cached_property
 from os import PathLike
 from types import TracebackType
@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from phi4mm.engine.context_plan import plan_contexts
-from phi4mm.engine.decoder import Decoder
-from phi4mm.engine.encoding import MediaEncoder
 from phi4mm.engine.engine import AdapterChoice, Engine
 from phi4mm.engine.event import Event
+from phi4mm.engine.loading import loaded_engine
 from phi4mm.engine.parameters import (
     DEFAULT_ENCODER_CACHE_BYTES,
     EngineParams,
@@ -28,8 +27,6 @@ from phi4mm.media.audio import AudioSource, AudioStream, open_audio
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import AudioProjection
 from phi4mm.modelfile.bundle import Bundle
-from phi4mm.native.abort import AbortFlag
-from phi4mm.native.library import load
 from phi4mm.prompt.chunk import Prompt, PromptBuilder
 from phi4mm.prompt.medium import mel_params
 from phi4mm.prompt.message import Message
@@ -125,16 +122,7 @@ class Phi4MM:
 
     @cached_property
     def _engine(self) -> Engine:
-        with ExitStack() as stack:
-            abort_flag = AbortFlag(load())
-            encoder = stack.enter_context(
-                closing(MediaEncoder(self.bundle, self._params, abort_flag))
-            )
-            decoder = stack.enter_context(
-                closing(Decoder(self.bundle, self._params, self._plan, abort_flag))
-            )
-            self._stack.push(stack.pop_all())
-        return Engine(decoder, encoder, self.tokenizer, self._plan, abort_flag)
+        return self._stack.enter_context(loaded_engine(self.bundle, self._params, self.tokenizer))
 
     def generate(
         self, messages: Sequence[Message], sampling: SamplingParams | None = None
@@ -230,7 +218,7 @@ class Phi4MM:
 
     def cancel(self) -> None:
         """Stop the running request from another thread: its iterator raises ``Cancelled``."""
-        self._engine.cancel()
+        self._engine.interrupt()
 
     def close(self) -> None:
         """Free everything native.  Closing twice does nothing."""

@@ -5,6 +5,7 @@
     ├── InputError            the request cannot be answered as given
     │   ├── MediaError        a picture or a clip cannot be decoded or is out of bounds
     │   └── PromptTooLong     the prompt does not fit the context
+    ├── Overloaded            more requests are waiting than may wait
     ├── NativeError           a call into libllama or ggml failed
     └── Cancelled             the caller asked to stop
 
@@ -47,6 +48,10 @@ class PromptTooLong(InputError):
         )
         self.n_tokens = n_tokens
         self.n_ctx = n_ctx
+
+
+class Overloaded(Phi4MMError):
+    """More requests are waiting than may wait: try again later."""
 
 
 class NativeError(Phi4MMError):

@@ -5,6 +5,7 @@ import pytest
 
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.engine.sampler import Sampler
+from phi4mm.engine.stop_string import StopStrings
 from phi4mm.errors import InputError
 
 LOGITS = np.log(np.array([0.1, 0.4, 0.2, 0.3], np.float32))
@@ -57,9 +58,65 @@ def test_a_seed_repeats_the_draws():
     [
         ("temperature", -0.1), ("temperature", float("nan")), ("top_k", -1), ("top_p", 0.0),
         ("top_p", 1.1), ("min_p", -0.1), ("min_p", 1.5), ("seed", -1), ("seed", 2**64),
-        ("max_tokens", 0),
+        ("max_tokens", 0), ("presence_penalty", 2.1), ("frequency_penalty", -2.1),
+        ("repetition_penalty", 0.0), ("top_logprobs", 21),
     ],
 )  # fmt: skip
 def test_settings_out_of_range_are_refused_by_name(field, value):
     with pytest.raises(InputError, match=f"{field} is"):
         SamplingParams(**{field: value})
+
+
+def most_likely(n=4, prompt_ids=(), **settings):
+    """Greedy draws from the same logits."""
+    sampler = Sampler(SamplingParams(**settings), prompt_ids)
+    return [sampler.sample(LOGITS) for _ in range(n)]
+
+
+def test_a_presence_penalty_is_taken_off_once():
+    # 0.4, 0.3, 0.2, 0.1 at the start; e**-1 makes them 0.147, 0.110, 0.074, 0.037 once drawn
+    assert most_likely(5, presence_penalty=1.0) == [1, 3, 2, 1, 1]
+
+
+def test_a_frequency_penalty_is_taken_off_each_time():
+    assert most_likely(5, frequency_penalty=1.0) == [1, 3, 2, 1, 3]
+
+
+def test_a_repetition_penalty_counts_the_prompt():
+    assert most_likely(1, prompt_ids=[1], repetition_penalty=2.0) == [3]
+    assert most_likely(2, repetition_penalty=2.0) == [1, 3]
+
+
+def test_a_bias_moves_a_token_up():
+    assert most_likely(1, logit_bias=((0, 5.0),)) == [0]
+
+
+def test_stages_leave_the_logits_as_they_are():
+    before = LOGITS.copy()
+    most_likely(logit_bias=((0, 5.0),), presence_penalty=1.0)
+    np.testing.assert_array_equal(LOGITS, before)
+
+
+def through(stops, pieces):
+    """(text passed on, whether a stop string came)."""
+    stream = StopStrings(stops)
+    text = "".join(map(stream.push, pieces))
+    return text + stream.flush(), stream.is_found
+
+
+@pytest.mark.parametrize(
+    ("stops", "text", "expected"),
+    [
+        (["END"], "one END two", "one "),
+        (["END"], "one EN", "one EN"),
+        (["END", "e"], "on END e", "on "),
+        (["aab"], "aaab", "a"),
+        (["é!"], "né! x", "n"),
+        ([], "anything", "anything"),
+    ],
+)
+def test_stop_strings_are_found_however_the_text_is_cut(stops, text, expected):
+    is_found = any(stop in text for stop in stops)
+    for cut in range(len(text) + 1):
+        assert through(stops, [text[:cut], text[cut:]]) == (expected, is_found)
+    assert through(stops, list(text)) == (expected, is_found)

@@ -17,6 +17,7 @@ VERBS = (
     "run",
     "chat",
     "transcribe",
+    "serve",
     "convert",
     "quantize",
     "imatrix",

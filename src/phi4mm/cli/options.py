@@ -90,6 +90,15 @@ def sample_bundle() -> Path:
     return Path(str(files("phi4mm") / "sample"))
 
 
+def bundle_path(args: argparse.Namespace) -> Path:
+    """Where the bundle is; says so on stderr where it is the sample."""
+    path = args.model or os.environ.get("PHI4MM_MODEL")
+    if path is not None:
+        return Path(path)
+    print(f"phi4mm: {SAMPLE_NOTICE}", file=sys.stderr)
+    return sample_bundle()
+
+
 def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi4MM:
     """Load what the model flags name; says so on stderr where it is the sample.
 
@@ -105,12 +114,11 @@ def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi
     from phi4mm.engine.parameters import DEFAULT_ENCODER_CACHE_BYTES
     from phi4mm.modelfile.bundle import Bundle
 
-    path = args.model or os.environ.get("PHI4MM_MODEL")
-    if path is None:
-        print(f"phi4mm: {SAMPLE_NOTICE}", file=sys.stderr)
-        path = sample_bundle()
     bundle = Bundle.open(
-        Path(path), mmproj=args.mmproj, vision_lora=args.vision_lora, speech_lora=args.speech_lora
+        bundle_path(args),
+        mmproj=args.mmproj,
+        vision_lora=args.vision_lora,
+        speech_lora=args.speech_lora,
     )
     return Phi4MM(
         bundle,

@@ -11,7 +11,7 @@ Names for ``Taps``: ``aud.normed`` (n_frames, n_mel); ``aud.subsampled`` (n_toke
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import TypeAlias
 
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from phi4mm.encoders.layers import Block, linear, split_heads, stored
 from phi4mm.encoders.projector import Projector
+from phi4mm.encoders.steps import finish
 from phi4mm.encoders.tap import Taps
 from phi4mm.modality import AudioProjection
 from phi4mm.modelfile.hparams import AudioHParams
@@ -209,19 +210,18 @@ class AudioEncoder:
         """Free the weights; the second call does nothing."""
         self._weights.close()
 
-    def encode(
-        self,
-        mel: Array,
-        projection: AudioProjection,
-        between: Callable[[], None] | None = None,
-        taps: Taps | None = None,
-    ) -> Array:
-        """Encode one clip.
+    def encode(self, mel: Array, projection: AudioProjection, taps: Taps | None = None) -> Array:
+        """Encode one clip at once; arguments, result and errors as for ``steps``."""
+        return finish(self.steps(mel, projection, taps))
+
+    def steps(
+        self, mel: Array, projection: AudioProjection, taps: Taps | None = None
+    ) -> Generator[None, None, Array]:
+        """Encode one clip; pauses after each slice and each attention chunk.
 
         Args:
             mel: float32 (n_frames, n_mel), at least one frame.
             projection: ``speech`` without pictures in the conversation, ``vision`` with one.
-            between: called after each slice and each attention chunk.
             taps: records intermediate tensors.
 
         Returns:
@@ -234,18 +234,17 @@ class AudioEncoder:
         assert len(mel) > 0
         assert mel.shape[1:] == (self.hparams.n_mel,)
         taps = taps or Taps()
-        between = between or _do_nothing
         normed = (mel - self._mean) * self._inv_std
         taps.add("aud.normed", normed)
-        x = self._subsample(normed, between)
+        x = yield from self._subsample(normed)
         taps.add("aud.subsampled", x)
-        x = self._encode_chunks(x, between, taps)
+        x = yield from self._encode_chunks(x, taps)
         taps.add("aud.encoder_out", x)
         projected = self._projectors[projection].project(x)
         taps.add(f"aud.projected.{projection}", projected)
         return projected
 
-    def _subsample(self, mel: Array, between: Callable[[], None]) -> Array:
+    def _subsample(self, mel: Array) -> Generator[None, None, Array]:
         """(n_frames, n_mel) -> (n_tokens, n_embd), slice by slice, as if done at once.
 
         A token looks at most 7 frames back beyond its own 8, and none ahead.  So a slice that
@@ -258,7 +257,7 @@ class AudioEncoder:
             early = min(start, 1)
             frames = mel[(start - early) * factor : (start + _SLICE) * factor]
             slices.append(self._subsample_slice(frames)[early:])
-            between()
+            yield
         tokens = np.concatenate(slices)
         assert len(tokens) == n_tokens
         return tokens
@@ -274,7 +273,7 @@ class AudioEncoder:
             g.output("tokens", linear(g, w, audio_pre_encode, flatten(g, x)))
             return g.compute({"patches": patches})["tokens"]
 
-    def _encode_chunks(self, x: Array, between: Callable[[], None], taps: Taps) -> Array:
+    def _encode_chunks(self, x: Array, taps: Taps) -> Generator[None, None, Array]:
         """(n_tokens, n_embd) through all blocks; attention chunks know nothing of each other."""
         chunks = fold(x, self.hparams.chunk_size)
         bias = relative_bias(self._bias_table, chunks.shape[1])
@@ -283,7 +282,7 @@ class AudioEncoder:
             outputs = self._compute(chunk, bias, taps)
             encoded.append(outputs.pop("x"))
             taps.add_all(outputs)
-            between()
+            yield
         return np.concatenate(encoded)[: len(x)]
 
     def _compute(self, tokens: Array, bias: Array, taps: Taps) -> dict[str, Array]:
@@ -302,7 +301,3 @@ class AudioEncoder:
 
 def _mark_part(taps: Taps, g: Graph, block: str, part: str, x: Tensor) -> Tensor:
     return taps.mark(g, f"{block}.{part}", x)
-
-
-def _do_nothing() -> None:
-    pass

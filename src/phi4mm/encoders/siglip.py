@@ -10,7 +10,7 @@ the result; ``vis.hd_tokens`` (n_tokens, n_embd); ``vis.projected`` (n_tokens, n
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from phi4mm.encoders.layers import Block, gelu_tanh, split_heads, stored
 from phi4mm.encoders.projector import Projector
+from phi4mm.encoders.steps import finish
 from phi4mm.encoders.tap import Taps
 from phi4mm.media.crops import CropPlan
 from phi4mm.modelfile.hparams import VisionHParams
@@ -191,19 +192,18 @@ class VisionEncoder:
         """Free the weights; the second call does nothing."""
         self._weights.close()
 
-    def encode(
-        self,
-        crops: Array,
-        plan: CropPlan,
-        between: Callable[[], None] | None = None,
-        taps: Taps | None = None,
-    ) -> Array:
-        """Encode one picture.
+    def encode(self, crops: Array, plan: CropPlan, taps: Taps | None = None) -> Array:
+        """Encode one picture at once; arguments, result and errors as for ``steps``."""
+        return finish(self.steps(crops, plan, taps))
+
+    def steps(
+        self, crops: Array, plan: CropPlan, taps: Taps | None = None
+    ) -> Generator[None, None, Array]:
+        """Encode one picture; pauses after each crop, about every ten seconds on two cores.
 
         Args:
             crops: float32 (1 + n_crops, 3, crop_size, crop_size), the global crop first.
             plan: of the picture.
-            between: called after each crop, about every ten seconds on two cores.
             taps: records intermediate tensors.
 
         Returns:
@@ -219,8 +219,7 @@ class VisionEncoder:
         pooled = []
         for crop, valid in zip(crops, plan.crop_valid, strict=True):
             pooled.append(self._encode_crop(crop, *valid, taps))
-            if between is not None:
-                between()
+            yield
         tokens = arrange(pooled, plan, self._newline, self._separator)
         assert len(tokens) == plan.n_tokens
         taps.add("vis.hd_tokens", tokens)

@@ -1,4 +1,4 @@
-"""The decoder in libllama: one model, its adapters, and a slot in each of its contexts."""
+"""The decoder in libllama: one model, its adapters, and the slots of its contexts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from contextlib import ExitStack
 
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.engine.slot import MAX_LOGIT_ROWS, Slot
+from phi4mm.engine.slot_pool import MAX_LOGIT_ROWS, SlotPool
 from phi4mm.errors import InputError
 from phi4mm.modality import Adapter as AdapterName
 from phi4mm.modelfile.bundle import Bundle
@@ -19,8 +19,8 @@ class Decoder:
     """Owns the model, the adapters and both contexts; closes them in a safe order.
 
     Attributes:
-        short: the slot with the short RoPE factors.
-        long: the slot with the long ones, or None where no sequence can get that long.
+        short: the slots with the short RoPE factors.
+        long: the slots with the long ones, or None where no sequence can get that long.
     """
 
     def __init__(
@@ -47,25 +47,30 @@ class Decoder:
                 name: stack.enter_context(Adapter(self._model, part.path))
                 for name, part in bundle.adapters.items()
             }
-            self.short = self._slot(stack, params, plan.n_short)
-            self.long = None if plan.n_long is None else self._slot(stack, params, plan.n_long)
+            self.short = self._pool(stack, params, plan.n_short, params.n_slots)
+            self.long = (
+                None
+                if plan.n_long is None
+                else self._pool(stack, params, plan.n_long, params.n_long_slots)
+            )
             self._stack = stack.pop_all()
 
-    def _slot(self, stack: ExitStack, params: EngineParams, n_ctx: int) -> Slot:
-        n_batch = min(params.n_batch, n_ctx)
+    def _pool(self, stack: ExitStack, params: EngineParams, n_ctx: int, n_slots: int) -> SlotPool:
+        n_batch = min(max(params.n_batch, n_slots), n_ctx * n_slots)
         context_params = ContextParams(
             n_ctx_seq=n_ctx,
+            n_seq_max=n_slots,
             n_threads=params.threads,
             n_threads_batch=params.threads,
             n_batch=n_batch,
             n_ubatch=n_batch,
-            n_outputs_max=min(n_batch, MAX_LOGIT_ROWS),
+            n_outputs_max=max(n_slots, min(n_batch, MAX_LOGIT_ROWS)),
             type_k=params.type_k,
             type_v=params.type_v,
             flash_attn=params.flash_attention,
         )
         context = stack.enter_context(Context(self._model, context_params, self._abort_flag))
-        return Slot(context, 0, n_batch)
+        return SlotPool(context)
 
     def adapter(self, name: AdapterName | None) -> Adapter | None:
         """The loaded adapter of this name; None for the bare base or where it is merged.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Generator
 from contextlib import ExitStack
 
 import numpy as np
@@ -64,6 +64,7 @@ class MediaEncoder:
             NativeError: the native library fails or lacks the memory.
         """
         self._cache = EncoderCache(params.encoder_cache_bytes)
+        self._in_progress: set[_Key] = set()
         self._vision: VisionEncoder | None = None
         self._audio: AudioEncoder | None = None
         with ExitStack() as stack:
@@ -81,13 +82,12 @@ class MediaEncoder:
         """Free the encoders.  Closing twice does nothing."""
         self._stack.close()
 
-    def encode(
-        self,
-        medium: Picture | Sound,
-        projection: AudioProjection | None = None,
-        between: Callable[[], None] | None = None,
-    ) -> Embeddings:
-        """Embeddings of a medium after its projector.
+    def steps(
+        self, medium: Picture | Sound, projection: AudioProjection | None = None
+    ) -> Generator[None, None, Embeddings]:
+        """Embeddings of a medium after its projector; pauses between crops and audio chunks.
+
+        While the same medium is being encoded for somebody else, it only waits.
 
         Differs from the reference: each clip is encoded alone, where the reference pads the clips
         of a prompt to the longest.  So embeddings do not depend on neighbours, and can be cached.
@@ -95,32 +95,34 @@ class MediaEncoder:
         Args:
             medium: the picture or clip.
             projection: for a clip, which audio projector.
-            between: called between crops and audio chunks.
 
         Raises:
             InputError: this bundle has no encoder for the medium, or a clip lacks a projection.
             Cancelled: the abort flag was set.
         """
         key = (medium.digest, projection)
+        while key in self._in_progress:
+            yield
         if (cached := self._cache.get(key)) is not None:
             return cached
-        embeddings = self._compute(medium, projection, between)
+        self._in_progress.add(key)
+        try:
+            embeddings = yield from self._compute(medium, projection)
+        finally:
+            self._in_progress.remove(key)
         assert len(embeddings) == medium.n_tokens, (len(embeddings), medium.n_tokens)
         self._cache.put(key, embeddings)
         return embeddings
 
     def _compute(
-        self,
-        medium: Picture | Sound,
-        projection: AudioProjection | None,
-        between: Callable[[], None] | None,
-    ) -> Embeddings:
+        self, medium: Picture | Sound, projection: AudioProjection | None
+    ) -> Generator[None, None, Embeddings]:
         if isinstance(medium, Picture):
             if self._vision is None:
                 raise InputError("this bundle has no vision encoder")
-            return self._vision.encode(medium.crops(), medium.plan, between=between)
+            return self._vision.steps(medium.crops(), medium.plan)
         if self._audio is None:
             raise InputError("this bundle has no audio encoder")
         if projection is None:
             raise InputError("a clip needs an audio projection: 'speech' or 'vision'")
-        return self._audio.encode(medium.mel(), projection, between=between)
+        return self._audio.steps(medium.mel(), projection)

@@ -53,6 +53,21 @@ class Timings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """How likely a generated token was, before temperature, penalties and cuts.
+
+    Attributes:
+        token_id: the token taken.
+        logprob: natural logarithm of its probability.
+        top: the likeliest tokens with theirs, best first.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Event:
     """A step of an answer.
 
@@ -61,8 +76,9 @@ class Event:
         token_ids: ids generated in this step.
         usage: counts so far.
         timings: seconds so far.
-        finish_reason: None until the last event; then "stop" (a stop token) or "length"
+        finish_reason: None until the last event; then "stop" (a stop token or string) or "length"
             (``max_tokens`` reached or the context full).
+        logprobs: one for each id, if they were asked for.
     """
 
     text: str
@@ -70,3 +86,4 @@ class Event:
     usage: Usage
     timings: Timings
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()

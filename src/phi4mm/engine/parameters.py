@@ -15,6 +15,19 @@ KVType = Literal["f32", "f16", "q8_0"]
 FlashAttention = Literal["on", "off", "auto"]
 
 
+# More sequences than this libllama does not take (LLAMA_MAX_SEQ).
+_MAX_SLOTS = 256
+_ENGINE_RANGES: tuple[tuple[str, int, float], ...] = (
+    ("n_ctx", 1, math.inf),
+    ("n_threads", 1, math.inf),
+    ("n_gpu_layers", 0, math.inf),
+    ("n_batch", 1, math.inf),
+    ("n_slots", 1, _MAX_SLOTS),
+    ("n_long_slots", 1, _MAX_SLOTS),
+    ("max_waiting", 0, math.inf),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class EngineParams:
     """Settings fixed when a bundle is loaded.
@@ -28,6 +41,11 @@ class EngineParams:
         type_v: element type of cached values.
         flash_attention: the decoder's attention kernel.
         n_batch: most tokens in one prefill step.
+        n_slots: sequences at the same time within the original context.  With one, a prompt is
+            computed in steps of ``n_batch``; with more, in steps of about a second, so that it
+            does not hold up the others.
+        n_long_slots: sequences at the same time beyond the original context.
+        max_waiting: requests that may wait for a slot; more are refused.
         encoder_cache_bytes: bound on cached embeddings of pictures and clips.
     """
 
@@ -38,13 +56,16 @@ class EngineParams:
     type_v: KVType = "f16"
     flash_attention: FlashAttention = "auto"
     n_batch: int = 512
+    n_slots: int = 1
+    n_long_slots: int = 1
+    max_waiting: int = 64
     encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES
 
     def __post_init__(self) -> None:
-        for name, low in (("n_ctx", 1), ("n_threads", 1), ("n_gpu_layers", 0), ("n_batch", 1)):
+        for name, low, high in _ENGINE_RANGES:
             value = getattr(self, name)
-            if value is not None and value < low:
-                raise InputError(f"{name} is {value}: it must be at least {low}")
+            if value is not None and not low <= value <= high:
+                raise InputError(f"{name} is {value}: it must be {_range(low, high)}")
         _check_choice("type_k", self.type_k, get_args(KVType))
         _check_choice("type_v", self.type_v, get_args(KVType))
         _check_choice("flash_attention", self.flash_attention, get_args(FlashAttention))
@@ -64,6 +85,22 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise InputError(f"{name} is {value!r}: use one of {', '.join(choices)}")
 
 
+def _range(low: float, high: float) -> str:
+    return f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+
+
+_SAMPLING_RANGES: tuple[tuple[str, float, float], ...] = (
+    ("temperature", 0, math.inf),
+    ("top_k", 0, math.inf),
+    ("min_p", 0, 1),
+    ("seed", 0, 2**64 - 1),
+    ("max_tokens", 1, math.inf),
+    ("presence_penalty", -2, 2),
+    ("frequency_penalty", -2, 2),
+    ("top_logprobs", 0, 20),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How the next token is chosen, and when to stop.
@@ -75,6 +112,15 @@ class SamplingParams:
         min_p: drop candidates below this fraction of the best one's probability; 0 keeps all.
         seed: makes sampling repeatable; None draws a fresh one.
         max_tokens: most tokens to generate; None goes on until a stop token or a full context.
+        stop: strings that end the answer; they and what follows are not part of it.
+        presence_penalty: taken off the logit of every token already generated, -2 to 2.
+        frequency_penalty: taken off it once for each time it was generated, -2 to 2.
+        repetition_penalty: divides positive and multiplies negative logits of tokens in prompt
+            and answer; 1 changes nothing.
+        logit_bias: (token id, number added to its logit), -100 to 100.
+        top_logprobs: how many of the likeliest tokens each event lists beside the one taken, up
+            to 20; None gives no log probabilities at all.
+        json_schema: JSON text of a schema that the answer must fit.
     """
 
     temperature: float = 0.0
@@ -83,17 +129,29 @@ class SamplingParams:
     min_p: float = 0.0
     seed: int | None = None
     max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    top_logprobs: int | None = None
+    json_schema: str | None = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.temperature) and self.temperature >= 0):
-            raise InputError(f"temperature is {self.temperature}: it must be a number from 0 up")
-        if self.top_k < 0:
-            raise InputError(f"top_k is {self.top_k}: it must be 0 (all) or more")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p is {self.top_p}: it must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise InputError(f"min_p is {self.min_p}: it must lie between 0 and 1")
-        if self.seed is not None and not 0 <= self.seed < 2**64:
-            raise InputError(f"seed is {self.seed}: it must lie between 0 and 2**64 - 1")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise InputError(f"max_tokens is {self.max_tokens}: it must be at least 1")
+        for name, low, high in _SAMPLING_RANGES:
+            value = getattr(self, name)
+            if value is not None and not (math.isfinite(value) and low <= value <= high):
+                raise InputError(f"{name} is {value}: it must be {_range(low, high)}")
+        for name, low, high in (("top_p", 0, 1), ("repetition_penalty", 0, math.inf)):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low < value <= high):
+                upper = "" if high == math.inf else f" and at most {high}"
+                raise InputError(f"{name} is {value}: it must be above {low}{upper}")
+        if "" in self.stop:
+            raise InputError("stop holds an empty string: give strings of at least one character")
+        for token_id, bias in self.logit_bias:
+            if token_id < 0 or not -100 <= bias <= 100:
+                raise InputError(
+                    f"logit_bias of token {token_id} is {bias}: it must be from -100 to 100, "
+                    "the id 0 or more"
+                )

@@ -2,21 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
+from phi4mm.engine.logit_stage import LogitStage, stages_for
 from phi4mm.engine.parameters import SamplingParams
 
 
 class Sampler:
     """Draws tokens as ``SamplingParams`` asks; holds the random state of one sequence."""
 
-    def __init__(self, params: SamplingParams) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt_ids: Iterable[int] = (),
+        mask: LogitStage | None = None,
+    ) -> None:
         self._params = params
+        self._stages = stages_for(params, prompt_ids) + ([] if mask is None else [mask])
         self._random = np.random.default_rng(params.seed)
 
     def sample(self, logits: npt.NDArray[np.float32]) -> int:
-        """The next token's id from ``logits (n_vocab,)``."""
+        """The next token's id from ``logits (n_vocab,)``, which stay as they are."""
+        if self._stages:
+            logits = logits.copy()
+        for stage in self._stages:
+            stage.apply(logits)
+        token_id = self._draw(logits)
+        for stage in self._stages:
+            stage.accept(token_id)
+        return token_id
+
+    def _draw(self, logits: npt.NDArray[np.float32]) -> int:
         params = self._params
         if params.temperature == 0:
             return int(logits.argmax())

@@ -53,6 +53,12 @@ class Sequence:
         return self.prompt.mode.audio_projection if isinstance(chunk, Sound) else None
 
     @property
+    def prompt_ids(self) -> list[int]:
+        """The ids of the prompt's text, media left out."""
+        chunks = self.prompt.chunks
+        return [id_ for chunk in chunks if isinstance(chunk, TextChunk) for id_ in chunk.ids]
+
+    @property
     def n_tokens(self) -> int:
         """Length with everything generated."""
         return len(self.keys)

@@ -12,7 +12,16 @@ from phi4mm.media.audio import AudioSource
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import Mode, mode_of
 from phi4mm.modelfile.bundle import Bundle
-from phi4mm.prompt.medium import Picture, Sound, image_params, mel_params, open_picture, open_sound
+from phi4mm.prompt.medium import (
+    NO_LIMITS,
+    MediaLimits,
+    Picture,
+    Sound,
+    image_params,
+    mel_params,
+    open_picture,
+    open_sound,
+)
 from phi4mm.prompt.message import Message
 from phi4mm.prompt.segment import (
     Medium,
@@ -80,7 +89,10 @@ class Prompt:
 class PromptBuilder:
     """Makes prompts for one bundle: renders, tokenises, decodes media and plans them."""
 
-    def __init__(self, bundle: Bundle, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self, bundle: Bundle, tokenizer: Tokenizer, limits: MediaLimits = NO_LIMITS
+    ) -> None:
+        self._limits = limits
         self._tokenizer = tokenizer
         self._bundle = bundle
         self._image_params = None if bundle.vision is None else image_params(bundle.vision)
@@ -128,7 +140,7 @@ class PromptBuilder:
         """
         if self._image_params is None:
             raise InputError("this model has no vision encoder: give its mmproj file")
-        return open_picture(source, self._image_params)
+        return open_picture(source, self._image_params, self._limits)
 
     def sound(self, source: AudioSource) -> Sound:
         """Decode one clip.
@@ -139,7 +151,7 @@ class PromptBuilder:
         """
         if self._mel_params is None:
             raise InputError("this model has no audio encoder: give its mmproj file")
-        return open_sound(source, self._mel_params)
+        return open_sound(source, self._mel_params, self._limits)
 
     def _build(
         self,

@@ -13,7 +13,7 @@ from PIL import Image
 from phi4mm.errors import MediaError
 from phi4mm.media.audio import AudioSource, Clip, load_audio
 from phi4mm.media.crops import CropPlan, cut_crops, plan_crops
-from phi4mm.media.image import ImageSource, image_name, load_image
+from phi4mm.media.image import MAX_PIXELS, ImageSource, image_name, load_image
 from phi4mm.media.mel import log_mel, n_audio_tokens, n_frames
 from phi4mm.media.params import FrameParams, ImageParams, MelParams
 from phi4mm.modelfile.hparams import AudioHParams, VisionHParams
@@ -111,13 +111,31 @@ def mel_params(hparams: AudioHParams) -> MelParams:
     )
 
 
-def open_picture(source: ImageSource, params: ImageParams) -> Picture:
+@dataclass(frozen=True, slots=True)
+class MediaLimits:
+    """What a medium may hold at most.
+
+    Attributes:
+        image_pixels: width times height, looked at before pixels are decoded.
+        audio_seconds: length of a clip; None for no limit.
+    """
+
+    image_pixels: int = MAX_PIXELS
+    audio_seconds: float | None = None
+
+
+NO_LIMITS = MediaLimits()
+
+
+def open_picture(
+    source: ImageSource, params: ImageParams, limits: MediaLimits = NO_LIMITS
+) -> Picture:
     """Decode a picture and plan its crops.
 
     Raises:
         MediaError: it cannot be decoded, or its shape is beyond what the model takes.
     """
-    image = load_image(source)
+    image = load_image(source, max_pixels=limits.image_pixels)
     try:
         plan = plan_crops(*image.size, params)
     except MediaError as error:
@@ -125,10 +143,10 @@ def open_picture(source: ImageSource, params: ImageParams) -> Picture:
     return Picture(image, plan, params)
 
 
-def open_sound(source: AudioSource, params: MelParams) -> Sound:
+def open_sound(source: AudioSource, params: MelParams, limits: MediaLimits = NO_LIMITS) -> Sound:
     """Decode a clip.
 
     Raises:
         MediaError: it cannot be decoded, or it is shorter than one frame.
     """
-    return Sound(load_audio(source, params), params)
+    return Sound(load_audio(source, params, max_seconds=limits.audio_seconds), params)

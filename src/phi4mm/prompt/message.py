@@ -8,8 +8,9 @@ from typing import Literal, get_args
 from phi4mm.errors import InputError
 from phi4mm.media.audio import AudioSource
 from phi4mm.media.image import ImageSource
+from phi4mm.prompt.tool_call import ToolCall
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +45,24 @@ class Message:
         role: who speaks.
         parts: text and media in the order given.
         tools: for a system message, the JSON text that describes the tools on offer.
+        tool_calls: for an assistant's message, the calls it made after its text.
 
     Raises:
-        InputError: the role is unknown, or tools stand outside a system message.
+        InputError: the role is unknown, or tools or calls stand in a message of another role.
     """
 
     role: Role
     parts: tuple[Part, ...]
     tools: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
     def __post_init__(self) -> None:
         if self.role not in get_args(Role):
             raise InputError(f"message role {self.role!r}: use one of {', '.join(get_args(Role))}")
         if self.tools is not None and self.role != "system":
             raise InputError(f"tools belong in a system message, not in a {self.role} message")
+        if self.tool_calls and self.role != "assistant":
+            raise InputError(f"tool calls belong to the assistant, not to a {self.role} message")
         if self.role != "user" and any(not isinstance(part, TextPart) for part in self.parts):
             raise InputError(f"a {self.role} message holds text only; media go in a user message")
 

@@ -13,6 +13,7 @@ from typing import Literal
 
 from phi4mm.errors import InputError
 from phi4mm.prompt.message import AudioPart, ImagePart, Message, TextPart
+from phi4mm.prompt.tool_call import calls_json
 
 MediumKind = Literal["image", "audio"]
 
@@ -20,6 +21,7 @@ IMAGE_PLACEHOLDER = "<|endoftext10|>"
 AUDIO_PLACEHOLDER = "<|endoftext11|>"
 _PLACEHOLDERS: dict[str, MediumKind] = {IMAGE_PLACEHOLDER: "image", AUDIO_PLACEHOLDER: "audio"}
 _KINDS: dict[str, MediumKind] = {"image": "image", "audio": "audio"}
+_ROLE_TOKENS = {"tool": "<|tool_response|>"}
 _MARKER = re.compile(r"<\|(?P<kind>image|audio)_(?P<number>\d+)\|>")
 
 
@@ -52,7 +54,9 @@ def render_chat(messages: Sequence[Message]) -> list[Segment]:
     """Lay out a conversation in the model's template, ready for the assistant's answer.
 
     Each message is ``<|role|>`` content ``<|end|>`` without newlines; a system message carries its
-    tools as ``<|tool|>`` JSON ``<|/tool|>`` after its text (docs/model.md, "Chat template").
+    tools as ``<|tool|>`` JSON ``<|/tool|>`` after its text (docs/model.md, "Chat template").  For
+    calls and their results the template has no form: they are laid out with the special tokens
+    that the vocabulary has for them.
 
     Differs from the reference: within a message, media come before the text whatever the order
     given, since the model was trained so and answers otherwise with refusals.
@@ -62,7 +66,7 @@ def render_chat(messages: Sequence[Message]) -> list[Segment]:
     segments: list[Segment] = []
     n_media: dict[MediumKind, int] = {"image": 0, "audio": 0}
     for message in messages:
-        segments.append(Special(f"<|{message.role}|>"))
+        segments.append(Special(_ROLE_TOKENS.get(message.role, f"<|{message.role}|>")))
         for part in message.parts:
             if not isinstance(part, TextPart):
                 kind: MediumKind = "image" if isinstance(part, ImagePart) else "audio"
@@ -72,6 +76,9 @@ def render_chat(messages: Sequence[Message]) -> list[Segment]:
             segments.append(Text(text))
         if message.tools is not None:
             segments += [Special("<|tool|>"), Text(message.tools), Special("<|/tool|>")]
+        if message.tool_calls:
+            calls = Text(calls_json(message.tool_calls))
+            segments += [Special("<|tool_call|>"), calls, Special("<|/tool_call|>")]
         segments.append(Special("<|end|>"))
     segments.append(Special("<|assistant|>"))
     return segments

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 # what opens a list of calls -> what may close it, after its last bracket
@@ -39,6 +39,14 @@ class ToolCall:
 
 
 Delta = TextDelta | ToolCall
+
+
+def calls_json(calls: Iterable[ToolCall]) -> str:
+    """Calls as the model writes them: a list of objects with a name and arguments."""
+    return json.dumps(
+        [{"name": call.name, "arguments": json.loads(call.arguments)} for call in calls],
+        ensure_ascii=False,
+    )
 
 
 class ToolCallParser:

@@ -1,0 +1,95 @@
+"""The engine in a process of its own: commands come in, reports go out."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+from threading import Thread
+
+from phi4mm.engine.engine import Engine
+from phi4mm.engine.event import Event
+from phi4mm.engine.loading import loaded_engine
+from phi4mm.engine.parameters import EngineParams
+from phi4mm.errors import InputError, Overloaded
+from phi4mm.prompt.tokenizer import Tokenizer
+from phi4mm.server.protocol import Cancel, Command, Progress, Ready, Refused, Report, Stop, Submit
+from phi4mm.server.settings import BundlePaths
+
+
+def run_child(pipe: Connection, paths: BundlePaths, params: EngineParams) -> None:
+    """Load the bundle and answer until told to stop, or until the server is gone.
+
+    Whatever the engine raises ends the process: the server starts a fresh one.
+    """
+    # Ctrl-C in a terminal reaches all its processes; the server decides when this one ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with paths.open() as bundle:
+        tokenizer = Tokenizer(bundle.decoder.file.metadata)
+        with loaded_engine(bundle, params, tokenizer) as engine:
+            pipe.send(Ready())
+            _Worker(engine, pipe).run()
+
+
+class _Worker:
+    """Turns commands into requests of the engine, and steps while there are any.
+
+    A thread of its own reads the pipe, so that the server never waits until a step has ended.
+    """
+
+    def __init__(self, engine: Engine, pipe: Connection) -> None:
+        self._engine = engine
+        self._pipe = pipe
+        self._commands: SimpleQueue[Command] = SimpleQueue()
+        self._theirs: dict[int, int] = {}  # the engine's id -> the server's
+        self._ours: dict[int, int] = {}
+        Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        try:
+            while True:
+                self._commands.put(self._pipe.recv())
+        except (EOFError, OSError):
+            self._commands.put(Stop())
+
+    def run(self) -> None:
+        """Work until a ``Stop``."""
+        while True:
+            while not self._ours or not self._commands.empty():
+                command = self._commands.get()
+                if isinstance(command, Stop):
+                    return
+                self._obey(command)
+            self._step()
+
+    def _obey(self, command: Submit | Cancel) -> None:
+        if isinstance(command, Submit):
+            for id_, sampling in zip(command.ids, command.samplings, strict=True):
+                try:
+                    ours = self._engine.submit(command.prompt, sampling)
+                except (InputError, Overloaded) as error:
+                    self._report(Refused(id_, error))
+                    continue
+                self._theirs[ours], self._ours[id_] = id_, ours
+            return
+        for id_ in command.ids:
+            if id_ in self._ours:
+                self._engine.cancel(self._ours[id_])
+                self._forget(id_)
+        self._report(self._progress(()))
+
+    def _step(self) -> None:
+        events = tuple((self._theirs[ours], event) for ours, event in self._engine.step())
+        for id_, event in events:
+            if event.finish_reason is not None:
+                self._forget(id_)
+        self._report(self._progress(events))
+
+    def _progress(self, events: tuple[tuple[int, Event], ...]) -> Progress:
+        return Progress(events, self._engine.slots, self._engine.n_waiting)
+
+    def _forget(self, id_: int) -> None:
+        del self._theirs[self._ours.pop(id_)]
+
+    def _report(self, report: Report) -> None:
+        self._pipe.send(report)

@@ -1,0 +1,199 @@
+"""The shapes of requests, as OpenAI's clients send them.
+
+Fields that are not listed are ignored, as OpenAI's own servers do with fields they know and this
+model has no use for.  Ranges of sampling settings are checked where the settings are made.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Body = TypeVar("Body", bound="WireModel")
+
+
+class WireModel(BaseModel):
+    """Types are taken as they come: no string is read as a number."""
+
+    model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
+
+
+class TextPart(WireModel):
+    """Words."""
+
+    type: Literal["text"]
+    text: str
+
+
+class Url(WireModel):
+    """A ``data:`` URL, base64 alone, or a URL the server may fetch."""
+
+    url: str
+
+
+class ImagePart(WireModel):
+    """A picture."""
+
+    type: Literal["image_url"]
+    image_url: Url
+
+
+class Audio(WireModel):
+    """The bytes of a sound file; the format is read from them."""
+
+    data: str
+    format: str | None = None
+
+
+class InputAudioPart(WireModel):
+    """A clip by its bytes."""
+
+    type: Literal["input_audio"]
+    input_audio: Audio
+
+
+class AudioUrlPart(WireModel):
+    """A clip by URL."""
+
+    type: Literal["audio_url"]
+    audio_url: Url
+
+
+Part = Annotated[TextPart | ImagePart | InputAudioPart | AudioUrlPart, Field(discriminator="type")]
+
+
+class CalledFunction(WireModel):
+    """What was called; the arguments are the text of a JSON object."""
+
+    name: str
+    arguments: str
+
+
+class CalledTool(WireModel):
+    """A call the assistant made before."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class ChatMessage(WireModel):
+    """One turn."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[Part] | None = None
+    tool_calls: list[CalledTool] | None = None
+    tool_call_id: str | None = None
+
+
+class Function(WireModel):
+    """A tool on offer."""
+
+    name: str = Field(min_length=1, max_length=64, pattern=r"^[a-zA-Z0-9_.-]+$")
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+class Tool(WireModel):
+    """A tool on offer, in its wrapping."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class NamedFunction(WireModel):
+    """The name of a tool."""
+
+    name: str
+
+
+class NamedTool(WireModel):
+    """The tool that must be called."""
+
+    type: Literal["function"]
+    function: NamedFunction
+
+
+class StreamOptions(WireModel):
+    """What a stream holds besides the answer."""
+
+    include_usage: bool = False
+
+
+class JsonSchema(WireModel):
+    """A schema that the answer must fit."""
+
+    name: str | None = None
+    schema_: dict[str, Any] = Field(default_factory=dict, alias="schema")
+
+
+class ResponseFormat(WireModel):
+    """What the answer must look like."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Sampling(WireModel):
+    """Settings that chat and completions share."""
+
+    model: str | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int = Field(default=1, ge=1)
+    stop: str | list[str] | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    max_tokens: int | None = None
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+
+
+class ChatRequest(Sampling):
+    """Body of ``/v1/chat/completions``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=20)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = True
+    response_format: ResponseFormat | None = None
+
+
+class CompletionRequest(Sampling):
+    """Body of ``/v1/completions``: raw text, in which special tokens are parsed."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    max_tokens: int | None = 16
+    logprobs: int | None = Field(default=None, ge=0, le=5)
+    echo: Literal[False] | None = None
+    suffix: None = None
+
+
+class TokenizeRequest(WireModel):
+    """Body of ``/tokenize``."""
+
+    content: str
+    parse_special: bool = True
+
+
+class DetokenizeRequest(WireModel):
+    """Body of ``/detokenize``."""
+
+    tokens: list[int]
+
+
+class TemplateRequest(WireModel):
+    """Body of ``/apply-template``."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    tools: list[Tool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
