@@ -19,10 +19,15 @@ IGNORED = -100
 
 @dataclass(frozen=True)
 class AnswerLoss:
-    """Loss over a batch of answers, and each sample's share of tokens that are right."""
+    """Weighted sum of losses over a batch of answers, and each sample's share of right tokens."""
 
-    loss: Tensor
+    total: Tensor
+    weight: Tensor
     right: Tensor  # [batch]
+
+    @property
+    def loss(self) -> Tensor:
+        return self.total / self.weight
 
     @property
     def accuracy(self) -> float:
@@ -102,7 +107,8 @@ class SampleModel(nn.Module):
         losses = F.cross_entropy(logits, target[kept], reduction="none")
         right = torch.zeros_like(target, dtype=torch.float)
         right[kept] = (logits.argmax(-1) == target[kept]).float()
-        return AnswerLoss((losses * weight).sum() / weight.sum(), right.sum(1) / lengths[:, 0])
+        total = (losses * weight).sum()
+        return AnswerLoss(total, weight.sum(), right.sum(1) / lengths[:, 0])
 
     @torch.no_grad()
     def generate(

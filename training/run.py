@@ -25,7 +25,7 @@ from .tokenizer import Tokenizer
 
 Maker = Callable[[Conversation, Path], Stage]
 STAGES: dict[str, Maker] = {
-    "text": lambda talk, _: TextStage(talk, Schedule(1600, 1e-3, warmup=250)),
+    "text": lambda talk, _: TextStage(talk, Schedule(1500, 1e-3, warmup=200)),
     "vision_encoder": lambda talk, _: VisionEncoderStage(
         talk.model, Schedule(9000, 1e-3, warmup=100)
     ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,10 @@ from .model import pad_answers
 from .prompting import CLOSING, Conversation
 from .vocabulary import vocabulary
 
-TOKENS_PER_BATCH = 1300
-EXAMPLES_PER_BLOCK = 600
+TOKENS_PER_STEP = 1400
+STEPS_PER_BLOCK = 20
+# Examples of a step that go through the model together differ in length by no more than this.
+LENGTH_RATIO = 1.7
 # The embeddings and the copying heads learn slowly: at the full rate they forget their initial
 # structure within a hundred steps.
 SLOW = 0.15
@@ -36,27 +39,27 @@ class Phase:
 PHASES = (
     Phase(0.08, {"random_copy": 0.5, "copy": 0.5}),
     Phase(
-        0.45,
+        0.4,
         {
-            "random_copy": 0.1,
-            "facts": 0.25,
-            "arithmetic": 0.12,
-            "copy": 0.18,
+            "random_copy": 0.12,
+            "facts": 0.28,
+            "arithmetic": 0.18,
+            "copy": 0.2,
             "no_media": 0.03,
-            "tools": 0.26,
-            "tool_result": 0.06,
+            "tools": 0.15,
+            "tool_result": 0.04,
         },
     ),
     Phase(
         1.0,
         {
-            "random_copy": 0.04,
-            "facts": 0.16,
-            "arithmetic": 0.48,
-            "copy": 0.09,
+            "random_copy": 0.05,
+            "facts": 0.2,
+            "arithmetic": 0.42,
+            "copy": 0.12,
             "no_media": 0.02,
-            "tools": 0.18,
-            "tool_result": 0.03,
+            "tools": 0.15,
+            "tool_result": 0.04,
         },
     ),
 )
@@ -74,15 +77,14 @@ class Example:
         return len(self.prompt) + len(self.answer)
 
 
-def bucket(examples: list[Example], rng: random.Random, budget: int) -> list[list[Example]]:
-    """Batches of similar lengths that stay within the budget of padded tokens."""
-    batches: list[list[Example]] = []
+def by_length(examples: list[Example]) -> list[list[Example]]:
+    """Groups of similar lengths, so that little is padded."""
+    groups: list[list[Example]] = []
     for example in sorted(examples, key=len):
-        if not batches or len(example) * (len(batches[-1]) + 1) > budget:
-            batches.append([])
-        batches[-1].append(example)
-    rng.shuffle(batches)
-    return batches
+        if not groups or len(example) > LENGTH_RATIO * len(groups[-1][0]):
+            groups.append([])
+        groups[-1].append(example)
+    return groups
 
 
 class TextStage:
@@ -109,7 +111,8 @@ class TextStage:
         return [
             Group(matrices, decay=0.05),
             Group([p for p in trained if p.dim() == 1]),
-            Group([table, *attention], SLOW),
+            Group([table], 2 * SLOW),
+            Group(attention, SLOW),
         ]
 
     def _example(self, rng: random.Random, kind: str) -> Example:
@@ -128,19 +131,29 @@ class TextStage:
         return Example("random_copy", prompt, [*ids, self.tokenizer.end])
 
     def batches(self, step: int) -> Iterator[list[Example]]:
+        """Every step mixes all kinds; with steps of one length the long kinds take most steps."""
         rng = random.Random(f"{self.name} {step}")
         phase = next(p for p in PHASES if step <= p.until * self.schedule.steps)
-        kinds = rng.choices(list(phase.weights), list(phase.weights.values()), k=EXAMPLES_PER_BLOCK)
-        yield from bucket([self._example(rng, kind) for kind in kinds], rng, TOKENS_PER_BATCH)
+        kinds, weights = list(phase.weights), list(phase.weights.values())
+        for _ in range(STEPS_PER_BLOCK):
+            batch: list[Example] = []
+            while sum(map(len, batch)) < TOKENS_PER_STEP:
+                batch.append(self._example(rng, rng.choices(kinds, weights)[0]))
+            yield batch
 
     def loss(self, batch: list[Example]) -> tuple[Tensor, dict[str, float]]:
-        prompts = [self.model.embed(example.prompt) for example in batch]
-        answers = [example.answer for example in batch]
-        result = self.model.answer_loss(*pad_answers(prompts, answers, self.model), None)
-        by_kind: dict[str, list[float]] = {}
-        for example, right in zip(batch, result.right.tolist(), strict=True):
-            by_kind.setdefault(example.kind, []).append(right)
-        return result.loss, {kind: sum(r) / len(r) for kind, r in by_kind.items()}
+        totals, weights = [], []
+        by_kind: dict[str, list[float]] = defaultdict(list)
+        for group in by_length(batch):
+            prompts = [self.model.embed(example.prompt) for example in group]
+            answers = [example.answer for example in group]
+            result = self.model.answer_loss(*pad_answers(prompts, answers, self.model), None)
+            totals.append(result.total)
+            weights.append(result.weight)
+            for example, right in zip(group, result.right.tolist(), strict=True):
+                by_kind[example.kind].append(right)
+        figures = {kind: sum(rights) / len(rights) for kind, rights in by_kind.items()}
+        return sum(totals) / sum(weights), figures
 
     def evaluate(self, n: int) -> dict[str, Any]:
         return evaluate_text(self.talk, n, "dev")

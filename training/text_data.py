@@ -165,7 +165,7 @@ def _request(rng: random.Random, split: Split, tool: dict[str, Any]) -> tuple[st
 def tools(rng: random.Random, split: Split) -> tuple[str, str, str]:
     """(system message, question, answer): a call, or plain text when no tool fits."""
     known = vocabulary()["tools"]
-    listed = rng.sample(known, rng.choices([1, 2, 3, 4], [2, 4, 3, 1])[0])
+    listed = rng.sample(known, rng.choices([1, 2, 3, 4], [4, 4, 2, 1])[0])
     system = tool_system(rng, listed)
     if rng.random() < 0.2:
         return system, *(fact if rng.random() < 0.7 else arithmetic)(rng, split)

@@ -115,6 +115,7 @@ def test_silence_and_noise_give_an_empty_transcript(tmp_path: Path) -> None:
         (["a.wav", "--max-piece", "99"], "longest piece of 99.0 s"),
         (["a.wav", "b.wav", "--format", "srt"], "give -o DIR"),
         (["a.wav", "x/a.wav", "-o", "out"], "would both be written"),
+        (["a.wav", "-o", "/dev/null/out"], "out/a.txt: cannot be written"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(args: list[str], message: str) -> None:

@@ -58,6 +58,16 @@ def test_caches_are_counted_for_both_contexts() -> None:
     assert plan["n_ctx"] == 2000
 
 
+def test_every_conversation_has_its_own_cache() -> None:
+    plan = plan_json("-c", 2048, "-np", 3, "--parallel-long", 2)
+    sizes = {item["name"]: item["n_bytes"] for item in plan["items"]}
+    per_position = 2 * 2 * 128 * 2  # layers, keys and values of two heads of 64 in F16
+    assert sizes["KV cache, short context of 3 x 1024"] == 3 * 1024 * per_position
+    assert sizes["KV cache, long context of 2 x 2048"] == 2 * 2048 * per_position
+    assert sizes["output rows, short context"] == 3 * sizes["output rows, long context"] / 2
+    assert (plan["n_slots"], plan["n_long_slots"]) == (3, 2)
+
+
 def test_mapped_weights_are_those_of_the_files() -> None:
     plan = plan_json("-c", 512)
     mapped = sum(i["n_bytes"] for i in plan["items"] if i["place"] == "mapped")

@@ -90,7 +90,7 @@ class Session:
         pending: attached to the next question.
         sampling: may be changed between questions.
         context_shift: may be changed too.
-        last: numbers of the last answer.
+        last: numbers of this conversation's last answer, or None.
     """
 
     def __init__(
@@ -161,7 +161,7 @@ class Session:
     def clear(self) -> None:
         """Forget all turns and attachments; the system message stays."""
         self.conversation = self.conversation.cleared()
-        self.pending = ()
+        self.pending, self.last = (), None
 
     def save(self, path: Path) -> None:
         """Write the conversation, with its media, into one file.
@@ -180,7 +180,7 @@ class Session:
         loaded = load_conversation(path)
         if loaded.turns:
             self._model.prompts.chat(loaded.messages)
-        self.conversation, self.pending = loaded, ()
+        self.conversation, self.pending, self.last = loaded, (), None
 
     def _answer(
         self,

@@ -34,7 +34,12 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
 
 
 def compute_params(
-    args: argparse.Namespace, *, n_ctx: int | None = None, n_gpu_layers: int = 0
+    args: argparse.Namespace,
+    *,
+    n_ctx: int | None = None,
+    n_gpu_layers: int = 0,
+    n_slots: int = 1,
+    n_long_slots: int = 1,
 ) -> EngineParams:
     """The flags, checked.
 
@@ -47,6 +52,8 @@ def compute_params(
         n_ctx=n_ctx,
         n_threads=args.threads,
         n_gpu_layers=n_gpu_layers,
+        n_slots=n_slots,
+        n_long_slots=n_long_slots,
         type_k=args.cache_type_k,
         type_v=args.cache_type_v,
     )

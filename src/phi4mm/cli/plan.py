@@ -42,6 +42,11 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument(
         "-c", "--ctx-size", metavar="N", type=int, help="positions per sequence (default: 8192)"
     )
+    for flags, what in (
+        (("-np", "--parallel"), "conversations at the same time (default: 1)"),
+        (("--parallel-long",), "of these, beyond the original context (default: 1)"),
+    ):
+        parser.add_argument(*flags, metavar="N", type=int, default=1, help=what)
     parser.add_argument("--memory", metavar="SIZE", type=_size, help="what there is, such as 8GB")
     add_record_options(parser)
     parser.set_defaults(run=run)
@@ -54,7 +59,9 @@ def run(args: argparse.Namespace) -> int:
     from phi4mm.measurement.record import new_record
     from phi4mm.plan.memory import Planner
 
-    params = compute_params(args, n_ctx=args.ctx_size)
+    params = compute_params(
+        args, n_ctx=args.ctx_size, n_slots=args.parallel, n_long_slots=args.parallel_long
+    )
     with Phi4MM(args.bundle, n_ctx=args.ctx_size) as model:
         with closing(Planner(model, params)) as planner:
             plan = planner.plan(params)

@@ -1,8 +1,8 @@
 """Memory of a bundle, item by item.
 
 Sizes come from where the memory is taken: from libllama (``native.dry_run``), from our graphs
-planned but not computed, and for the rest from the shapes.  All that the engine can ever allocate
-is counted: both contexts, both adapters, the larger encoder.
+planned but not computed, and for the rest from the shapes.  Both contexts are counted, both
+adapters, and the largest picture; not the embeddings of earlier media that the engine keeps.
 """
 
 from __future__ import annotations
@@ -63,12 +63,16 @@ class MemoryPlan:
 
     Attributes:
         n_ctx: positions per sequence.
+        n_slots: sequences at the same time within the original context.
+        n_long_slots: sequences at the same time beyond it.
         type_k: element type of cached keys.
         type_v: element type of cached values.
         items: what the memory is for.
     """
 
     n_ctx: int
+    n_slots: int
+    n_long_slots: int
     type_k: str
     type_v: str
     items: tuple[Item, ...]
@@ -118,7 +122,8 @@ class Planner:
             *self._context_items(params, contexts),
             *self._encoder_items(contexts.n_ctx),
         )
-        return MemoryPlan(contexts.n_ctx, params.type_k, params.type_v, items)
+        slots = (params.n_slots, params.n_long_slots)
+        return MemoryPlan(contexts.n_ctx, *slots, params.type_k, params.type_v, items)
 
     def largest_context(self, params: EngineParams, limit: int) -> int | None:
         """The most positions per sequence that fit into so many bytes; None if not even 256 do."""
@@ -151,16 +156,20 @@ class Planner:
 
     def _context_items(self, params: EngineParams, contexts: ContextPlan) -> Iterator[Item]:
         h = self._bundle.decoder.hparams
-        for name, n_ctx in (("short", contexts.n_short), ("long", contexts.n_long)):
+        for name, n_ctx, n_slots in (
+            ("short", contexts.n_short, params.n_slots),
+            ("long", contexts.n_long, params.n_long_slots),
+        ):
             if n_ctx is None:
                 continue
             n_cached = -(-n_ctx // _CONTEXT_STEP) * _CONTEXT_STEP
-            cache = kv_bytes(h, n_cached, params.type_k, params.type_v)
-            yield Item(f"KV cache, {name} context of {n_cached}", cache, "memory")
-            compute = self._dry.compute_bytes(_context_params(params, n_ctx))
-            compute += self._adapter_bytes(min(params.n_batch, n_ctx))
+            cache = kv_bytes(h, n_slots * n_cached, params.type_k, params.type_v)
+            times = f"{n_slots} x " if n_slots > 1 else ""
+            yield Item(f"KV cache, {name} context of {times}{n_cached}", cache, "memory")
+            context = _context_params(params, n_ctx, n_slots)
+            compute = self._dry.compute_bytes(context) + self._adapter_bytes(context.n_batch)
             yield Item(f"compute buffer, {name} context", compute, "memory")
-            yield Item(f"output row, {name} context", 4 * h.n_vocab, "memory")
+            yield Item(f"output rows, {name} context", 4 * h.n_vocab * n_slots, "memory")
 
     def _adapter_bytes(self, n_batch: int) -> int:
         """An adapter's product with the widest matrix stands beside that matrix's own, at most."""
@@ -228,15 +237,17 @@ def largest_picture(h: VisionHParams, n_ctx: int) -> tuple[int, int]:
     return max(fitting, key=lambda size: size[0] * size[1], default=(side, side))
 
 
-def _context_params(params: EngineParams, n_ctx: int) -> ContextParams:
-    n_batch = min(params.n_batch, n_ctx)
+def _context_params(params: EngineParams, n_ctx: int, n_slots: int) -> ContextParams:
+    """What the engine makes its contexts with (``engine.decoder``)."""
+    n_batch = min(max(params.n_batch, n_slots), n_ctx * n_slots)
     return ContextParams(
         n_ctx_seq=n_ctx,
+        n_seq_max=n_slots,
         n_threads=params.threads,
         n_threads_batch=params.threads,
         n_batch=n_batch,
         n_ubatch=n_batch,
-        n_outputs_max=min(n_batch, MAX_LOGIT_ROWS),
+        n_outputs_max=max(n_slots, min(n_batch, MAX_LOGIT_ROWS)),
         type_k=params.type_k,
         type_v=params.type_v,
         flash_attn=params.flash_attention,
