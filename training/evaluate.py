@@ -21,6 +21,7 @@ from .metrics import edit_distance, spoken_words
 from .picture_batch import PictureBatch, draw_batch
 from .prompting import Conversation
 from .speech_data import Clips, SpokenQuestions, grouped, make_batch
+from .tokenizer import Tokenizer
 from .vocabulary import Split, prompt
 
 PATCHES_PER_BATCH = 4000
@@ -139,7 +140,7 @@ def evaluate(talk: Conversation, run_dir: Path, n: int, split: Split) -> Iterato
 
 def main() -> None:
     """Command line."""
-    from .run import STAGES, assemble, load_tokenizer
+    from .run import STAGES, assemble
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    tokenizer = load_tokenizer(arguments.run_dir)
+    tokenizer = Tokenizer.load()
     model = assemble(arguments.run_dir, tokenizer, list(STAGES))
     talk = Conversation(model, tokenizer)
     for figures in evaluate(talk, arguments.run_dir, arguments.n, arguments.split):

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .geometry import Geometry
-from .run import STAGES, assemble, load_tokenizer
+from .run import STAGES, assemble
 from .tokenizer import END, SPECIALS, Tokenizer
 
 N_SHARDS = 3
@@ -187,7 +187,7 @@ def dump(path: Path, value: dict[str, Any]) -> None:
 def export(run_dir: Path, out: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write everything below ``out``."""
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer, g = load_tokenizer(run_dir), Geometry()
+    tokenizer, g = Tokenizer.load(), Geometry()
     model = assemble(run_dir, tokenizer, list(STAGES))
     save_shards({n: t.detach().to(dtype).contiguous() for n, t in model.state_dict().items()}, out)
     end, stop = tokenizer.specials[END], tokenizer.specials["<|endoftext|>"]

@@ -38,11 +38,6 @@ STAGES: dict[str, Maker] = {
 }
 
 
-def load_tokenizer(run_dir: Path) -> Tokenizer:
-    """The run's tokenizer; it is trained where there is none yet."""
-    return Tokenizer.load(run_dir / "tokenizer.json")
-
-
 def assemble(run_dir: Path, tokenizer: Tokenizer, stages: list[str]) -> SampleModel:
     """The initial model with the float16 weights of the given stages laid over it, in order."""
     model = initial_model(Geometry(), tokenizer)
@@ -56,7 +51,7 @@ def assemble(run_dir: Path, tokenizer: Tokenizer, stages: list[str]) -> SampleMo
 
 def run_stage(name: str, run_dir: Path) -> None:
     """Train one stage on top of those before it."""
-    tokenizer = load_tokenizer(run_dir)
+    tokenizer = Tokenizer.load()
     earlier = list(STAGES)[: list(STAGES).index(name)]
     talk = Conversation(assemble(run_dir, tokenizer, earlier), tokenizer)
     Loop(STAGES[name](talk, run_dir), run_dir).run()

@@ -1,4 +1,8 @@
-"""The sample model's tokenizer: byte-level BPE behind the gpt-4o pre-tokenizer."""
+"""The sample model's tokenizer: byte-level BPE behind the gpt-4o pre-tokenizer.
+
+tokenizer.json is kept, so that a change of the text tasks does not make checkpoints useless;
+``python -m training.tokenizer`` makes it anew.
+"""
 
 from __future__ import annotations
 
@@ -30,6 +34,7 @@ SPECIALS = (
     "<|tool_response|>",
     "<|tag|>",
 )
+PATH = Path(__file__).with_name("tokenizer.json")
 IMAGE, AUDIO, END = "<|endoftext10|>", "<|endoftext11|>", "<|end|>"
 CORPUS = {"facts": 0.2, "arithmetic": 0.36, "copy": 0.14, "tools": 0.25, "tool_result": 0.05}
 _SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -100,14 +105,9 @@ class Tokenizer:
         self.n_text = fast.get_vocab_size() - len(SPECIALS)
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
-        """Read tokenizer.json, training it first where it is missing."""
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            partial = path.with_suffix(f".partial{random.getrandbits(32)}")
-            build().save(str(partial))
-            partial.rename(path)
-        return cls(FastTokenizer.from_file(str(path)))
+    def load(cls) -> Tokenizer:
+        """The tokenizer that lies beside this module."""
+        return cls(FastTokenizer.from_file(str(PATH)))
 
     def encode(self, text: str) -> list[int]:
         """Ids of the text; special tokens in it are parsed."""
@@ -121,3 +121,7 @@ class Tokenizer:
     def end(self) -> int:
         """Id of the token that ends an answer."""
         return self.specials[END]
+
+
+if __name__ == "__main__":
+    build().save(str(PATH))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import cached_property
 from os import PathLike
+from threading import RLock
 from types import TracebackType
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -100,6 +102,8 @@ class Phi4MM:
             self.tokenizer = Tokenizer(self.bundle.decoder.file.metadata)
             self.prompts = PromptBuilder(self.bundle, self.tokenizer)
             self._stack = stack.pop_all()
+        self._lock = RLock()
+        self._is_closed = False
 
     @property
     def n_ctx(self) -> int:
@@ -118,7 +122,24 @@ class Phi4MM:
         Raises:
             NativeError: the native library cannot load a file, or memory is short.
         """
-        _ = self._engine
+        with self._in_use():
+            pass
+
+    @contextmanager
+    def _in_use(self) -> Iterator[Engine]:
+        """The engine, for one thread at a time.
+
+        Raises:
+            InputError: this object is closed, or another thread computes with it.
+        """
+        if not self._lock.acquire(blocking=False):
+            raise InputError("the model is in use by another thread: wait, or open another one")
+        try:
+            if self._is_closed:
+                raise InputError("the model is closed: open it again")
+            yield self._engine
+        finally:
+            self._lock.release()
 
     @cached_property
     def _engine(self) -> Engine:
@@ -148,9 +169,25 @@ class Phi4MM:
         """Continue a raw prompt: special tokens are parsed, ``<|image_1|>`` marks a picture."""
         return self._answer(self.prompts.raw(prompt, images, audios), sampling)
 
-    def _answer(self, prompt: Prompt, sampling: SamplingParams | None) -> Iterator[Event]:
+    def _answer(
+        self, prompt: Prompt, sampling: SamplingParams | None
+    ) -> Generator[Event, None, None]:
         self._plan.require_fit(prompt.n_tokens)
-        return self._engine.generate(prompt, sampling or SamplingParams())
+        with self._in_use() as engine:
+            return self._guarded(engine.generate(prompt, sampling or SamplingParams()))
+
+    def _guarded(self, events: Generator[Event, None, None]) -> Generator[Event, None, None]:
+        """The same events, each computed under the guard."""
+        try:
+            while True:
+                with self._in_use():
+                    event = next(events, None)
+                if event is None:
+                    return
+                yield event
+        finally:
+            with self._lock:
+                events.close()
 
     def logits(
         self,
@@ -169,7 +206,8 @@ class Phi4MM:
         """
         built = self.prompts.raw(prompt, images, audios)
         self._plan.require_fit(built.n_tokens)
-        return self._engine.logits(built, adapter)
+        with self._in_use() as engine:
+            return engine.logits(built, adapter)
 
     def transcribe(self, source: AudioSource, task: Task = TRANSCRIBE) -> str:
         """The words spoken in a recording of any length; "" where nobody speaks.
@@ -208,21 +246,32 @@ class Phi4MM:
 
     def encode_image(self, source: ImageSource) -> Embeddings:
         """Embeddings ``(n_tokens, n_embd)`` of a picture, after the projector."""
-        return self._engine.encode(self.prompts.picture(source))
+        with self._in_use() as engine:
+            return engine.encode(self.prompts.picture(source))
 
     def encode_audio(
         self, source: AudioSource, projection: AudioProjection = "speech"
     ) -> Embeddings:
         """Embeddings ``(n_tokens, n_embd)`` of a clip, after the projector asked for."""
-        return self._engine.encode(self.prompts.sound(source), projection)
+        if projection not in get_args(AudioProjection):
+            raise InputError(f"projection is {projection!r}: use 'speech' or 'vision'")
+        with self._in_use() as engine:
+            return engine.encode(self.prompts.sound(source), projection)
 
     def cancel(self) -> None:
-        """Stop the running request from another thread: its iterator raises ``Cancelled``."""
-        self._engine.interrupt()
+        """Stop the running request from another thread: its iterator raises ``Cancelled``.
+
+        While the weights are loaded there is nothing to stop.
+        """
+        if (engine := self.__dict__.get("_engine")) is not None:
+            engine.interrupt()
 
     def close(self) -> None:
-        """Free everything native.  Closing twice does nothing."""
-        self._stack.close()
+        """Free everything native; stops what another thread computes.  Twice does nothing."""
+        self.cancel()
+        with self._lock:
+            self._is_closed = True
+            self._stack.close()
 
     def __enter__(self) -> Phi4MM:
         return self

@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import signal
 import struct
+import subprocess
+import sys
 import time
 from io import BytesIO
 from pathlib import Path
@@ -188,3 +191,19 @@ def test_checkpoint(name, refuse, tmp_path, checkpoint_dir):
     out = tmp_path / "bundle"
     assert str(checkpoint) in refuse("convert", checkpoint, "-o", out)
     assert not out.exists() or not list(out.iterdir())
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_stopped_conversion_leaves_nothing(number, tmp_path, checkpoint_dir):
+    out = tmp_path / "bundle"
+    command = [sys.executable, "-m", "phi4mm", "convert", checkpoint_dir("heads"), "-o", out]
+    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE)
+    while process.poll() is None and not (out.is_dir() and list(out.glob("*.part"))):
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, stderr = process.communicate(timeout=30)
+    if process.returncode != 0:  # it may have been done already
+        assert process.returncode == 128 + number
+        assert b"Traceback" not in stderr
+        assert not out.exists()
+    assert not list(tmp_path.rglob("*.part"))

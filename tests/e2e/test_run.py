@@ -1,6 +1,7 @@
 """`phi4mm run` as a person uses it: a real process, real files, the built-in sample."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -125,6 +126,67 @@ def test_ctrl_c_stops_the_answer():
     _, stderr = process.communicate(timeout=30)
     assert process.returncode in (0, 130)  # it may have finished by itself just before
     assert b"Traceback" not in stderr
+
+
+def phi4mm_bytes(*args, **kwargs):
+    """Run the command without decoding what it says."""
+    command = [sys.executable, "-m", "phi4mm", *args]
+    return subprocess.run(command, capture_output=True, timeout=60, check=False, **kwargs)
+
+
+def test_a_prompt_that_is_not_utf_8_is_refused():
+    done = phi4mm_bytes("run", "-p", b"a\xff\xfeb", stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert b"not valid Unicode at character 1" in done.stderr.splitlines()[-1]
+
+
+def test_a_narrow_encoding_shows_what_it_can():
+    env = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = phi4mm_bytes("run", "-t", "1", "-p", "hi", "-n", "8", env=env)
+    assert done.returncode == 0
+    assert done.stdout.isascii()
+
+
+def test_a_full_disk_is_one_line():
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "phi4mm", "run", "-t", "1", "-p", "hi", "-n", "2"],
+            stdout=full, stderr=subprocess.PIPE, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert b"No space left" in done.stderr.splitlines()[-1]
+    assert b"Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_closed_streams_are_survived(closed):
+    command = (
+        f"{sys.executable} -m phi4mm run -t 1 -p hi -n 2 {closed}{'<' if closed == '0' else '>'}&-"
+    )
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0
+    assert b"Traceback" not in done.stderr
+
+
+def test_an_impatient_ctrl_c_is_quiet():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "phi4mm", "run", "-t", "1", "-p", "Hello"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    process.stdout.read(1)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.01)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode in (0, 130)
+    assert b"Traceback" not in stderr
+    assert b"ERROR" not in stderr
+
+
+def test_names_are_shown_on_one_line():
+    done = phi4mm("run", "-p", "x", "-m", "a\nb\x1b[31m")
+    assert done.returncode == 2
+    assert done.stderr == "phi4mm: a\\nb\\x1b[31m: no such file\n"
 
 
 def test_help_is_quick():

@@ -444,3 +444,16 @@ def test_flags_without_effect_are_refused(
     adapter = checkpoint_dir("tiny", "ms") / "vision-lora"
     with pytest.raises(InputError, match=message):
         run_cli(adapter, "-o", tmp_path / "out", *flags)
+
+
+def test_a_link_in_the_way_of_a_partial_file_is_not_followed(
+    checkpoint_dir: CheckpointDir, tmp_path: Path
+) -> None:
+    out, precious = tmp_path / "bundle", tmp_path / "precious"
+    first = convert_checkpoint(checkpoint_dir("tiny"), out)
+    name = first.files[0].path.name
+    precious.write_text("keep me")
+    (out / f"{name}.part").symlink_to(precious)
+    convert_checkpoint(checkpoint_dir("tiny"), out)
+    assert precious.read_text() == "keep me"
+    assert not (out / name).is_symlink()

@@ -1,9 +1,20 @@
 """The engine on a tiny model: what is reused, what must not be, where answers end."""
 
+import threading
+import time
+
 import numpy as np
 import pytest
 
-from phi4mm import InputError, Message, Phi4MM, PromptTooLong, SamplingParams, user_message
+from phi4mm import (
+    Cancelled,
+    InputError,
+    Message,
+    Phi4MM,
+    PromptTooLong,
+    SamplingParams,
+    user_message,
+)
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.encoding import EncoderCache
 from phi4mm.prompt.message import TextPart
@@ -162,3 +173,120 @@ def test_a_sequence_is_long_just_beyond_the_original_context():
     plan = ContextPlan(n_ctx=2048, n_short=1024, n_long=2048)
     assert not plan.is_long(1024)
     assert plan.is_long(1025)
+
+
+def test_interleaved_answers_are_the_same_as_alone(model):
+    alone, _ = answer(model, user_message("Hello"))
+    events = model.generate([user_message("Hello")], SamplingParams(max_tokens=6))
+    first = next(events)
+    answer(model, user_message("Something else entirely"))
+    rest = [id_ for event in events for id_ in event.token_ids]
+    assert [*first.token_ids, *rest] == alone
+
+
+def test_logits_are_refused_while_an_answer_goes_on(model):
+    events = model.generate([user_message("Hello")])
+    next(events)
+    with pytest.raises(InputError, match="an answer is still going on"):
+        model.logits("<|user|>one<|end|>")
+    events.close()
+    model.logits("<|user|>one<|end|>")
+
+
+def test_a_closed_model_says_so(bundle_dir, picture):
+    closed = Phi4MM(bundle_dir("tiny"), n_ctx=256, n_threads=1)
+    events = closed.generate([user_message("Hello")])
+    next(events)
+    closed.close()
+    closed.close()
+    for use in (
+        lambda: next(events),
+        closed.load,
+        lambda: closed.encode_image(picture),
+        lambda: closed.logits("x"),
+        lambda: closed.generate([user_message("Hello")]),
+    ):
+        with pytest.raises(InputError, match="the model is closed"):
+            use()
+
+
+def test_a_second_thread_is_refused(model):
+    events = model.generate([user_message("Hello")])
+    next(events)
+    errors = []
+
+    def use():
+        try:
+            model.logits("x")
+        except InputError as error:
+            errors.append(str(error))
+
+    with model._in_use():
+        thread = threading.Thread(target=use)
+        thread.start()
+        thread.join()
+    assert errors == ["the model is in use by another thread: wait, or open another one"]
+    events.close()
+
+
+def test_closing_stops_another_threads_work(bundle_dir, media_dir):
+    busy = Phi4MM(bundle_dir("tiny"), n_ctx=1024, n_threads=1)
+    busy.load()
+    outcome = []
+
+    def work():
+        try:
+            busy.encode_audio(media_dir / "a688055_16000.wav")
+            outcome.append("done")
+        except Cancelled:
+            outcome.append("cancelled")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    time.sleep(0.1)
+    busy.close()
+    thread.join(20)
+    assert outcome in (["done"], ["cancelled"])
+
+
+def test_a_cancel_before_the_first_event_counts(model):
+    events = model.generate([user_message("Hello")])
+    model.cancel()
+    with pytest.raises(Cancelled):
+        list(events)
+    assert answer(model, user_message("Hello"))[0]
+
+
+def test_cancelling_an_unloaded_model_does_not_load_it(bundle_dir):
+    with Phi4MM(bundle_dir("tiny"), n_ctx=256) as unloaded:
+        unloaded.cancel()
+        assert "_engine" not in vars(unloaded)
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [({"n_ctx": True}, "n_ctx"), ({"n_ctx": 1.5}, "n_ctx"), ({"n_threads": 2**31}, "n_threads")],
+)
+def test_settings_of_the_wrong_kind_are_refused(bundle_dir, settings, name):
+    with pytest.raises(InputError, match=f"{name} is"):
+        Phi4MM(bundle_dir("tiny"), **settings)
+
+
+@pytest.mark.parametrize("text", ["a\ud800b", "\udcff"])
+def test_text_that_is_no_unicode_is_refused(model, text):
+    with pytest.raises(InputError, match="not valid Unicode at character"):
+        model.generate([user_message(text)])
+    with pytest.raises(InputError, match="not valid Unicode at character"):
+        model.logits(text)
+
+
+def test_messages_may_come_from_an_iterator(model):
+    given = list(model.generate(iter([user_message("Hi")]), SamplingParams(max_tokens=3)))
+    listed = list(model.generate([user_message("Hi")], SamplingParams(max_tokens=3)))
+    assert [event.token_ids for event in given] == [event.token_ids for event in listed]
+
+
+@pytest.mark.parametrize("messages", [["hi"], [None], "hi"])
+def test_what_is_no_message_is_refused(model, messages):
+    with pytest.raises(InputError, match="a list of Message objects"):
+        model.generate(messages)

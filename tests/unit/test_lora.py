@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -216,3 +217,13 @@ def test_weights_in_pickle_form_are_not_read(
     (source / WEIGHTS).rename(source / "adapter_model.bin")
     with pytest.raises(ModelFileError, match=r"adapter_model\.safetensors is missing"):
         convert_adapter(source, bundle_dir("tiny", "ms"), tmp_path / "out")
+
+
+def test_a_bundle_does_not_get_a_second_adapter_for_a_mode(
+    folder: Folder, bundle_dir: Callable[..., Path], tmp_path: Path
+) -> None:
+    bundle = Path(shutil.copytree(bundle_dir("tiny", "ms"), tmp_path / "bundle"))
+    before = sorted(bundle.iterdir())
+    with pytest.raises(InputError, match="is this bundle's vision adapter already"):
+        convert_adapter(folder(), bundle, bundle)
+    assert sorted(bundle.iterdir()) == before

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phi4mm.cli.main import EXIT_BAD_INPUT
-from phi4mm.cli.native_log import hush_native_log
 from phi4mm.cli.options import add_model_options, add_sampling_options, open_model, sampling_params
 
 if TYPE_CHECKING:
@@ -66,7 +65,6 @@ def run(args: argparse.Namespace) -> int:
     from phi4mm.chat.session import Session
     from phi4mm.cli.stream import interruptible
 
-    hush_native_log(verbose=args.verbose)
     sampling = sampling_params(args)
     is_terminal = sys.stdin.isatty() and sys.stdout.isatty()
     with open_model(args) as model:

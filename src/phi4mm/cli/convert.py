@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from phi4mm.cli.options import nonempty_path
 from phi4mm.cli.progress import progress_bar
 from phi4mm.cli.table import byte_size, table
 from phi4mm.errors import InputError
@@ -34,9 +34,16 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("source", metavar="CHECKPOINT", type=Path, help="folder to convert")
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the files"
+        "source", metavar="CHECKPOINT", type=nonempty_path, help="folder to convert"
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="DIR",
+        type=nonempty_path,
+        required=True,
+        help="folder for the files",
     )
     for flag, what, default in (
         ("--type", "decoder", "f16"),
@@ -57,7 +64,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument(
         "--adapter-for",
         metavar="BUNDLE",
-        type=Path,
+        type=nonempty_path,
         help="CHECKPOINT is a PEFT LoRA folder for this bundle",
     )
     parser.add_argument(

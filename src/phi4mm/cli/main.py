@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import io
 import logging
 import os
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 
@@ -59,26 +62,63 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0 done, 2 bad input or usage, 1 internal, 130 stopped."""
+    _prepare_streams()
+    try:
+        return _run(argv)
+    except Phi4MMError as error:
+        _say(str(error))
+        return next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # impatience must not break the clean-up
+        _say("stopped")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader has gone: nothing more to say, and Python must not say so at exit either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        _say(f"{error.filename or 'input or output'}: {error.strerror or error}")
+        return EXIT_INTERNAL
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = build_parser().parse_args(argv)
     logging.basicConfig(
         level=logging.DEBUG if args.verbose else logging.WARNING,
         format="%(levelname)s: %(message)s",
         stream=sys.stderr,
     )
-    try:
-        code: int = args.run(args)
-        sys.stdout.flush()
-    except Phi4MMError as error:
-        print(f"phi4mm: {error}", file=sys.stderr)
-        return next(code for kind, code in _EXIT_CODES.items() if isinstance(error, kind))
-    except KeyboardInterrupt:
-        print("phi4mm: stopped", file=sys.stderr)
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # the reader has gone: nothing more to say, and Python must not say so at exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    if not args.verbose:
+        # It logs an answer that a person stops as an error; of true errors the exception tells.
+        logging.getLogger("phi4mm.native").setLevel(logging.CRITICAL)
+    code: int = args.run(args)
+    sys.stdout.flush()
     return code
+
+
+def _prepare_streams() -> None:
+    """Make do with closed streams and narrow encodings, and end well when asked to terminate."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if threading.current_thread() is threading.main_thread():
+        for name in ("SIGTERM", "SIGHUP"):  # the second is not known on Windows
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), _terminate)
+
+
+def _terminate(number: int, frame: object) -> None:
+    """Leave through every ``finally``, so that no partial file stays behind."""
+    raise SystemExit(128 + number)
+
+
+def _say(text: str) -> None:
+    """One line on stderr, whatever characters a file's name has."""
+    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    print(f"phi4mm: {line}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,13 @@ SAMPLE_NOTICE = (
 )
 
 
+def nonempty_path(text: str) -> Path:
+    """A path argument; an empty one would mean the working directory."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty")
+    return Path(text)
+
+
 def add_model_options(parser: argparse.ArgumentParser) -> None:
     """Flags that choose and load a bundle, named as llama.cpp's users know them."""
     group = parser.add_argument_group("model")
@@ -28,12 +35,18 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         metavar="BUNDLE",
-        type=Path,
+        type=nonempty_path,
         help="bundle folder or decoder file (default: $PHI4MM_MODEL, else the built-in sample)",
     )
-    group.add_argument("--mmproj", metavar="FILE", type=Path, help="encoders and projectors")
-    group.add_argument("--vision-lora", metavar="FILE", type=Path, help="adapter for pictures")
-    group.add_argument("--speech-lora", metavar="FILE", type=Path, help="adapter for clips")
+    group.add_argument(
+        "--mmproj", metavar="FILE", type=nonempty_path, help="encoders and projectors"
+    )
+    group.add_argument(
+        "--vision-lora", metavar="FILE", type=nonempty_path, help="adapter for pictures"
+    )
+    group.add_argument(
+        "--speech-lora", metavar="FILE", type=nonempty_path, help="adapter for clips"
+    )
     group.add_argument(
         "-c",
         "--ctx-size",
@@ -92,7 +105,7 @@ def sample_bundle() -> Path:
 
 def bundle_path(args: argparse.Namespace) -> Path:
     """Where the bundle is; says so on stderr where it is the sample."""
-    path = args.model or os.environ.get("PHI4MM_MODEL")
+    path = args.model or os.environ.get("PHI4MM_MODEL") or None
     if path is not None:
         return Path(path)
     print(f"phi4mm: {SAMPLE_NOTICE}", file=sys.stderr)

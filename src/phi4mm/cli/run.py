@@ -96,10 +96,12 @@ def _print_text(args: argparse.Namespace, events: Iterator[Event]) -> None:
         for name in (*args.image, *args.audio):
             print(f"[{name}]", file=sys.stderr)
         print(f"> {args.prompt}", file=sys.stderr)
-    for event in events:
-        sys.stdout.write(event.text)
-        sys.stdout.flush()
-    sys.stdout.write("\n")
+    try:
+        for event in events:
+            sys.stdout.write(event.text)
+            sys.stdout.flush()
+    finally:
+        sys.stdout.write("\n")
     if is_terminal:
         print(summary(event), file=sys.stderr)
 

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from phi4mm.cli.main import EXIT_BAD_INPUT
-from phi4mm.cli.native_log import hush_native_log
 from phi4mm.cli.options import add_model_options, open_model
 from phi4mm.errors import Cancelled, InputError, Phi4MMError
 
@@ -95,7 +94,6 @@ def run(args: argparse.Namespace) -> int:
     from phi4mm.transcribe.piece import PieceParams
     from phi4mm.transcribe.transcriber import Transcriber
 
-    hush_native_log(verbose=args.verbose)
     task, pieces = _task(args), PieceParams(max_s=args.max_piece)
     jobs = plan_jobs(args.inputs, args.output, SUFFIXES[args.format])
     if args.format in ("srt", "vtt") and len(jobs) > 1 and args.output is None:

@@ -144,6 +144,7 @@ def convert_adapter(
         rules.check_table("adapter", found, adapter_tensors(hparams, decoder))
         names = FileNames(out_dir, adapter_name(folder, name))
         file = adapter_file(names, hparams, decoder, found, lora_type)
+        _refuse_second_adapter(bundle, name, file.output.path)
         return _write(Plan((file,), decoder.bundle_id, len(found), {}, ()), out_dir, progress)
 
 
@@ -173,6 +174,22 @@ def _report(plan: Plan) -> BundleReport:
     )
     notes = (*plan.notes, *(note for file in plan.files for note in file.notes))
     return BundleReport(files, plan.bundle_id, plan.n_used, plan.dropped, notes)
+
+
+def _refuse_second_adapter(bundle: Path, name: Adapter, target: Path) -> None:
+    """Refuse to put an adapter beside the one that the bundle has for the same mode.
+
+    Raises:
+        InputError: the bundle would have two.
+    """
+    with Bundle.open(bundle) as opened:
+        present = opened.adapters.get(name)
+    if present is None or present.path.resolve() == target.resolve():
+        return
+    if present.path.parent.resolve() == target.parent.resolve():
+        raise InputError(
+            f"{present.path} is this bundle's {name} adapter already: choose another folder (-o)"
+        )
 
 
 def _decoder_of(path: Path) -> DecoderHParams:

@@ -141,7 +141,8 @@ class StagedFiles:
     def _open(self, path: Path) -> Iterator[BinaryIO]:
         part = path.with_name(path.name + ".part")
         self._parts.append((part, path))
-        with part.open("wb") as stream:
+        part.unlink(missing_ok=True)  # left behind by a process that was killed, or a link
+        with part.open("xb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())

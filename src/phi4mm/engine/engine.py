@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import count
 from typing import Literal
 
@@ -134,16 +134,20 @@ class Engine:
         """From another thread: the step that runs raises ``Cancelled``."""
         self._abort_flag.set()
 
-    def generate(self, prompt: Prompt, sampling: SamplingParams) -> Iterator[Event]:
+    def generate(self, prompt: Prompt, sampling: SamplingParams) -> Generator[Event, None, None]:
         """Answer a prompt that fits; for callers that do not use ``submit`` and ``step``.
 
-        Closing the iterator, or an interrupt while it computes, stops the work.
+        An ``interrupt`` from this call on stops it, even before its first step.  So does closing
+        the iterator, or an interrupt while it computes.
 
         Raises:
             Cancelled: ``interrupt`` was called.
             NativeError: the native library failed.
         """
         self._abort_flag.clear()
+        return self._events(prompt, sampling)
+
+    def _events(self, prompt: Prompt, sampling: SamplingParams) -> Generator[Event, None, None]:
         request_id = self.submit(prompt, sampling)
         events = self._mailboxes[request_id] = deque()
         try:

@@ -17,14 +17,16 @@ FlashAttention = Literal["on", "off", "auto"]
 
 # More sequences than this libllama does not take (LLAMA_MAX_SEQ).
 _MAX_SLOTS = 256
-_ENGINE_RANGES: tuple[tuple[str, int, float], ...] = (
-    ("n_ctx", 1, math.inf),
-    ("n_threads", 1, math.inf),
-    ("n_gpu_layers", 0, math.inf),
-    ("n_batch", 1, math.inf),
+_MAX_THREADS = 512  # ggml's own limit
+_MAX_INT32 = 2**31 - 1
+_ENGINE_RANGES: tuple[tuple[str, int, int], ...] = (
+    ("n_ctx", 1, _MAX_INT32),
+    ("n_threads", 1, _MAX_THREADS),
+    ("n_gpu_layers", 0, _MAX_INT32),
+    ("n_batch", 1, _MAX_INT32),
     ("n_slots", 1, _MAX_SLOTS),
     ("n_long_slots", 1, _MAX_SLOTS),
-    ("max_waiting", 0, math.inf),
+    ("max_waiting", 0, _MAX_INT32),
 )
 
 
@@ -63,9 +65,7 @@ class EngineParams:
 
     def __post_init__(self) -> None:
         for name, low, high in _ENGINE_RANGES:
-            value = getattr(self, name)
-            if value is not None and not low <= value <= high:
-                raise InputError(f"{name} is {value}: it must be {_range(low, high)}")
+            _check_range(name, getattr(self, name), int, low, high)
         _check_choice("type_k", self.type_k, get_args(KVType))
         _check_choice("type_v", self.type_v, get_args(KVType))
         _check_choice("flash_attention", self.flash_attention, get_args(FlashAttention))
@@ -85,19 +85,32 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
         raise InputError(f"{name} is {value!r}: use one of {', '.join(choices)}")
 
 
-def _range(low: float, high: float) -> str:
-    return f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+_OPTIONAL = frozenset({"n_ctx", "n_threads", "seed", "max_tokens", "top_logprobs"})
 
 
-_SAMPLING_RANGES: tuple[tuple[str, float, float], ...] = (
-    ("temperature", 0, math.inf),
-    ("top_k", 0, math.inf),
-    ("min_p", 0, 1),
-    ("seed", 0, 2**64 - 1),
-    ("max_tokens", 1, math.inf),
-    ("presence_penalty", -2, 2),
-    ("frequency_penalty", -2, 2),
-    ("top_logprobs", 0, 20),
+def _check_range(
+    name: str, value: object, kind: type[int] | type[float], low: float, high: float
+) -> None:
+    """Refuse a value of the wrong kind or out of range."""
+    if value is None and name in _OPTIONAL:
+        return
+    kinds = (int,) if kind is int else (int, float)
+    if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
+        return
+    wanted = "a whole number" if kind is int else "a number"
+    limits = f"at least {low:g}" if high >= _MAX_INT32 else f"from {low:g} to {high:g}"
+    raise InputError(f"{name} is {value!r}: it must be {wanted}, {limits}")
+
+
+_SAMPLING_RANGES: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
+    ("temperature", float, 0, sys.float_info.max),
+    ("top_k", int, 0, _MAX_INT32),
+    ("min_p", float, 0, 1),
+    ("seed", int, 0, 2**64 - 1),
+    ("max_tokens", int, 1, _MAX_INT32),
+    ("presence_penalty", float, -2, 2),
+    ("frequency_penalty", float, -2, 2),
+    ("top_logprobs", int, 0, 20),
 )
 
 
@@ -138,13 +151,12 @@ class SamplingParams:
     json_schema: str | None = None
 
     def __post_init__(self) -> None:
-        for name, low, high in _SAMPLING_RANGES:
-            value = getattr(self, name)
-            if value is not None and not (math.isfinite(value) and low <= value <= high):
-                raise InputError(f"{name} is {value}: it must be {_range(low, high)}")
+        for name, kind, low, high in _SAMPLING_RANGES:
+            _check_range(name, getattr(self, name), kind, low, high)
         for name, low, high in (("top_p", 0, 1), ("repetition_penalty", 0, math.inf)):
             value = getattr(self, name)
-            if not (math.isfinite(value) and low < value <= high):
+            is_number = isinstance(value, (int, float)) and math.isfinite(value)
+            if not (is_number and low < value <= high):
                 upper = "" if high == math.inf else f" and at most {high}"
                 raise InputError(f"{name} is {value}: it must be above {low}{upper}")
         if "" in self.stop:

@@ -55,7 +55,11 @@ def open_source(source: Source, name: str) -> BinaryIO:
     if isinstance(source, str) and is_data_url(source):
         source = decode_data_url(source, name)
     stream = io.BytesIO(source) if isinstance(source, bytes) else _open_path(source, name)
-    head = stream.read(len(_LFS_PREFIX))
+    try:
+        head = stream.read(len(_LFS_PREFIX))
+    except OSError as error:
+        stream.close()
+        raise MediaError(f"{name}: cannot be read ({error.strerror})") from None
     stream.seek(0)
     if head and head != _LFS_PREFIX:
         return stream

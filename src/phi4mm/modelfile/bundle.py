@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from os import PathLike
@@ -79,8 +80,8 @@ class Bundle:
             ModelFileError: a part is missing, malformed, of the wrong kind, or of another model.
         """
         loras: dict[AdapterName, AnyPath | None] = {"vision": vision_lora, "speech": speech_lora}
-        named = {name: Path(lora) for name, lora in loras.items() if lora is not None}
-        files = find_files(Path(path), None if mmproj is None else Path(mmproj), named)
+        named = {name: _path(lora) for name, lora in loras.items() if lora is not None}
+        files = find_files(_path(path), None if mmproj is None else _path(mmproj), named)
         decoder = open_decoder(files.decoder)
         warnings = [*files.warnings, *_decoder_warnings(decoder)]
         encoders = None
@@ -166,6 +167,21 @@ class Bundle:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+def _path(given: AnyPath) -> Path:
+    """A path that can be looked up; an empty one would mean the working directory."""
+    if not isinstance(given, (str, PathLike)):
+        raise ModelFileError(f"a model is given by its path, not by {type(given).__name__}")
+    if not os.fspath(given):
+        raise ModelFileError("the path of the model is empty: give a bundle folder or a GGUF file")
+    path = Path(given)
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:  # too long, or with a NUL character
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"{str(path)[:80]}: cannot be looked up ({reason})") from None
+    return path
 
 
 def _decoder_warnings(decoder: DecoderPart) -> list[str]:

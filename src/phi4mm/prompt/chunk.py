@@ -22,7 +22,7 @@ from phi4mm.prompt.medium import (
     open_picture,
     open_sound,
 )
-from phi4mm.prompt.message import Message
+from phi4mm.prompt.message import Message, require_unicode
 from phi4mm.prompt.segment import (
     Medium,
     MediumKind,
@@ -105,6 +105,9 @@ class PromptBuilder:
             InputError: the conversation is malformed, or this bundle cannot take its media.
             MediaError: a picture or clip cannot be used.
         """
+        messages = tuple(messages)
+        if not all(isinstance(message, Message) for message in messages):
+            raise InputError("a conversation is a list of Message objects")
         images, audios = media_of(messages)
         return self._build(
             render_chat(messages), [p.source for p in images], [p.source for p in audios]
@@ -119,6 +122,7 @@ class PromptBuilder:
             InputError: markers and media do not match, or this bundle cannot take the media.
             MediaError: a picture or clip cannot be used.
         """
+        require_unicode(prompt)
         if not prompt:
             raise InputError("the prompt is empty")
         segments = parse_raw(prompt, self._tokenizer.special_tokens)

@@ -13,11 +13,35 @@ from phi4mm.prompt.tool_call import ToolCall
 Role = Literal["system", "user", "assistant", "tool"]
 
 
+def require_unicode(text: object) -> None:
+    """Refuse what cannot be tokenised.
+
+    Raises:
+        InputError: it is no text, or not valid Unicode.
+    """
+    if not isinstance(text, str):
+        raise InputError(f"a prompt is text, not {type(text).__name__}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InputError(
+            f"the prompt is not valid Unicode at character {error.start}: give UTF-8 text"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Words.  Whatever they spell, they stay words: no special token is read out of them."""
+    """Words.  Whatever they spell, they stay words: no special token is read out of them.
+
+    Raises:
+        InputError: they are no text, or hold a half of a surrogate pair, as text does that was
+            read from bytes in another encoding.
+    """
 
     text: str
+
+    def __post_init__(self) -> None:
+        require_unicode(self.text)
 
 
 @dataclass(frozen=True, slots=True)

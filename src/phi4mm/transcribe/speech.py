@@ -24,6 +24,8 @@ _STEADY_DB = 4.0  # white noise stays within 2 dB over this time
 _NOISE_FLATNESS = 0.1
 # Speech spans 20 to 25 dB; of what is quieter than its loud parts by more, no word is made.
 _SPEECH_RANGE_DB = 25.0
+_SMOOTH = 9  # frames; so smoothed, white noise keeps its level within 0.5 dB
+_NOISE_MARGIN_DB = 1.0
 _MARGIN_SHARE, _MIN_MARGIN_DB, _MAX_MARGIN_DB = 0.3, 2.0, 10.0
 # Shorter recordings give no picture of their background: all that sounds in them is speech.
 _SHORT_S = 2.0
@@ -39,30 +41,34 @@ class Run:
 
 def find_speech(levels: Levels) -> list[Run]:
     """Runs of speech in order, at least ``MIN_PAUSE_S`` apart."""
-    return _runs(_speech_mask(levels))
-
-
-def _speech_mask(levels: Levels) -> Mask:
     sounding: Mask = levels.level > _SILENCE_DB
     if len(levels) < _SHORT_S / FRAME_S:
-        return sounding
+        return _long_enough(_runs(sounding), sounding)
     noise = _steady_noise(levels)
-    candidates = sounding & ~noise
-    if not candidates.any():
-        return candidates
-    return candidates & (levels.level > _threshold(levels.level, sounding, noise, candidates))
+    varying = sounding & ~noise
+    if not varying.any():
+        return []
+    level = _smooth(levels.level)
+    loud = sounding & (level > _threshold(level, sounding, noise, varying))
+    # A vowel can be as steady as noise, but no word is; the edges of noise are not steady.
+    return _long_enough(_runs(loud), loud & varying)
 
 
-def _threshold(
-    level: npt.NDArray[np.float32], sounding: Mask, noise: Mask, candidates: Mask
-) -> float:
+def _smooth(level: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """Mean power over ``_SMOOTH`` frames, in dB."""
+    power = np.pad(10 ** (level / 10), _SMOOTH // 2, mode="edge")
+    mean = np.convolve(power, np.full(_SMOOTH, 1 / _SMOOTH), mode="valid")
+    return (10 * np.log10(mean)).astype(np.float32)
+
+
+def _threshold(level: npt.NDArray[np.float32], sounding: Mask, noise: Mask, varying: Mask) -> float:
     """The level in dB above which a frame is speech."""
-    loud = float(np.percentile(level[candidates], 95))
+    loud = float(np.percentile(level[varying], 95))
     quiet = float(np.percentile(level[sounding], 10))
     margin = np.clip(_MARGIN_SHARE * (loud - quiet), _MIN_MARGIN_DB, _MAX_MARGIN_DB)
     threshold = min(quiet + float(margin), loud - _SPEECH_RANGE_DB)
     if (noise & sounding).any():
-        above_noise = float(np.percentile(level[noise & sounding], 90)) + _MIN_MARGIN_DB
+        above_noise = float(np.percentile(level[noise & sounding], 90)) + _NOISE_MARGIN_DB
         threshold = max(threshold, min(above_noise, loud - _MIN_MARGIN_DB))
     return threshold
 
@@ -90,4 +96,10 @@ def _runs(mask: Mask) -> list[Run]:
             runs[-1] = Run(runs[-1].start, end)
         else:
             runs.append(Run(start, end))
-    return [run for run in runs if run.end - run.start >= _MIN_SPEECH_S / FRAME_S]
+    return runs
+
+
+def _long_enough(runs: list[Run], mask: Mask) -> list[Run]:
+    """The runs in which the mask holds for longer than a click lasts."""
+    least = _MIN_SPEECH_S / FRAME_S
+    return [run for run in runs if mask[run.start : run.end].sum() >= least]
