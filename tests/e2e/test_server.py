@@ -1,6 +1,7 @@
 """The server as OpenAI's own client sees it, on the built-in sample: words mean nothing there."""
 
 import base64
+import hashlib
 import http.client
 import json
 import socket
@@ -491,6 +492,17 @@ def test_metrics_and_openapi(server, client):
     document = server.request("/openapi.json")[1]
     assert "ChatRequest" in document["components"]["schemas"]
     assert server.request("/props")[1]["n_ctx"] == 4096
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    status, page, headers = server.request("/")
+    assert status == 200
+    assert headers["content-type"].startswith("text/html")
+    assert "http://" not in page.replace(server.url, "")
+    assert "https://" not in page
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in headers["content-security-policy"]
 
 
 def test_every_answer_has_an_id(server):
