@@ -489,6 +489,7 @@ def test_metrics_and_openapi(server, client):
     metrics = server.request("/metrics")[1]
     assert 'phi4mm_requests_total{path="/v1/chat/completions",status="200"}' in metrics
     assert "phi4mm_slots 5.0" in metrics
+    assert "phi4mm_encoder_cache_misses 2.0" in metrics  # one picture, one clip in both projections
     document = server.request("/openapi.json")[1]
     assert "ChatRequest" in document["components"]["schemas"]
     assert server.request("/props")[1]["n_ctx"] == 4096

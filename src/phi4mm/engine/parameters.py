@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from phi4mm.errors import InputError
 
+DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
 KVType = Literal["f32", "f16", "q8_0"]
 FlashAttention = Literal["on", "off", "auto"]
 
@@ -58,7 +59,7 @@ class EngineParams:
     n_slots: int = 1
     n_long_slots: int = 1
     max_waiting: int = 64
-    encoder_cache_bytes: int = 256 << 20
+    encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES
 
     def __post_init__(self) -> None:
         for name, low, high in _ENGINE_RANGES:

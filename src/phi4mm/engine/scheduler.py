@@ -99,7 +99,7 @@ class Scheduler:
         sequence = request.sequence
         n_kept = slot.begin(sequence.keys, request.adapter)
         if sequence.generated:
-            sequence.n_refilled += sequence.n_tokens - n_kept
+            sequence.n_refilled += sequence.n_tokens - 1 - n_kept  # the last one is new
         else:
             sequence.n_cached = n_kept
         request.filling = self._start_filling(request)
