@@ -9,6 +9,7 @@ from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
+from phi4mm.api import TRANSCRIBE_PROMPT
 from phi4mm.engine.event import Event
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.errors import MediaError
@@ -22,13 +23,12 @@ from phi4mm.server.event_stream import EventStream
 from phi4mm.server.service import Service, cancelled_on_disconnect
 
 Format = Literal["json", "text", "srt", "verbose_json", "vtt"]
-_TRANSCRIBE_PROMPT = "Transcribe the audio clip into text."
 _TRANSLATE_PROMPT = "Translate the audio to English."
 
 
 async def transcriptions(request: Request) -> Response:
     """The words of a clip."""
-    return await _answer(request, _TRANSCRIBE_PROMPT, "transcribe")
+    return await _answer(request, TRANSCRIBE_PROMPT, "transcribe")
 
 
 async def translations(request: Request) -> Response:
