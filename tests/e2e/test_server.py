@@ -1,7 +1,9 @@
 """The server as OpenAI's own client sees it, on the built-in sample: words mean nothing there."""
 
 import base64
+import hashlib
 import http.client
+import io
 import json
 import socket
 import warnings
@@ -10,6 +12,7 @@ from contextlib import closing
 
 import openai
 import pytest
+from PIL import Image
 from server_process import ServerProcess
 
 END_ID = "485"  # <|end|> in the sample's vocabulary
@@ -483,6 +486,76 @@ def test_leaving_frees_the_slot(server):
     server.wait_until(lambda: server.n_busy() == 0)
 
 
+def count(server, name):
+    """The value of a metric."""
+    lines = server.request("/metrics")[1].splitlines()
+    return next(float(line.split()[1]) for line in lines if line.startswith(f"{name} "))
+
+
+def test_a_picture_is_encoded_once(server, client, sample_media):
+    wide = Image.open(sample_media / "picture.png").resize((64, 48))
+    stream = io.BytesIO()
+    wide.save(stream, "png")
+    url = base64.b64encode(stream.getvalue()).decode()
+    before = [count(server, f"phi4mm_encoder_cache_{name}") for name in ("misses", "hits")]
+    for words in ("one", "two", "three"):
+        ask(client, [text(words), image(url)])
+        ask(client, words)  # takes the slot
+    after = [count(server, f"phi4mm_encoder_cache_{name}") for name in ("misses", "hits")]
+    assert after[0] - before[0] == 1
+
+
+OPEN_WEBUI = {
+    "stream": True, "model": "phi4-mm", "temperature": 0.8, "top_p": 0.9, "min_p": 0.0,
+    "max_tokens": 3, "frequency_penalty": 0.1, "presence_penalty": 0.1, "seed": 42,
+    "stop": ["###"], "logit_bias": {"11": -5}, "top_k": 40, "repeat_penalty": 1.1, "mirostat": 0,
+    "stream_options": {"include_usage": True},
+    "messages": [
+        {"role": "system", "content": "User context."},
+        {"role": "user", "content": [{"type": "text", "text": "Hi"}, image("PICTURE")]},
+    ],
+}  # fmt: skip
+CONTINUE = {
+    "stream": True, "model": "phi4-mm", "max_tokens": 3, "temperature": 0.2, "stop": ["\n\n"],
+    "messages": [
+        {"role": "system", "content": "You are a coder."},
+        {"role": "user", "content": [{"type": "text", "text": "Read a.py"}]},
+        {"role": "assistant", "content": " ", "tool_calls": [
+            {"id": "t1", "type": "function",
+             "function": {"name": "read_file", "arguments": '{"path": "a.py"}'}}]},
+        {"role": "tool", "content": "print(1)", "tool_call_id": "t1"},
+    ],
+    "tools": [
+        {"type": "function", "function": {
+            "name": "read_file", "description": "Reads.", "strict": False,
+            "parameters": {"type": "object", "properties": {"path": {"type": "string"}}}}},
+    ],
+    "parallel_tool_calls": False,
+}  # fmt: skip
+SILLY_TAVERN = {
+    "stream": False, "model": "phi4-mm", "temperature": 1, "max_tokens": 3, "top_p": 1, "top_k": 0,
+    "presence_penalty": 0, "frequency_penalty": 0, "logit_bias": {}, "stop": [], "n": None,
+    "messages": [
+        {"role": "system", "content": "Write Ann's next reply."},
+        {"role": "system", "name": "example_user", "content": "Hello."},
+        {"role": "assistant", "content": "*smiles*"},
+        {"role": "user", "content": "Hi"},
+        {"role": "system", "content": "[Start a new chat]"},
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("body", [OPEN_WEBUI, CONTINUE, SILLY_TAVERN])
+def test_requests_of_other_clients(server, picture, body):
+    # the fields are those in these clients' public sources
+    data = json.dumps(body).replace("PICTURE", f"data:image/png;base64,{picture}").encode()
+    status, answer, _ = server.request("/v1/chat/completions", data, {"api-key": "any"})
+    assert status == 200, answer
+    if body["stream"]:
+        assert answer.endswith("data: [DONE]\n\n")
+        assert '"error"' not in answer
+
+
 def test_metrics_and_openapi(server, client):
     ask(client, "Hello")
     metrics = server.request("/metrics")[1]
@@ -491,6 +564,17 @@ def test_metrics_and_openapi(server, client):
     document = server.request("/openapi.json")[1]
     assert "ChatRequest" in document["components"]["schemas"]
     assert server.request("/props")[1]["n_ctx"] == 4096
+
+
+def test_the_page_needs_nothing_from_elsewhere(server):
+    status, page, headers = server.request("/")
+    assert status == 200
+    assert headers["content-type"].startswith("text/html")
+    assert "http://" not in page.replace(server.url, "")
+    assert "https://" not in page
+    script = page.partition("<script>")[2].partition("</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in headers["content-security-policy"]
 
 
 def test_every_answer_has_an_id(server):

@@ -24,8 +24,7 @@ def test_generation_across_the_original_context(
     assert events[0].usage.n_prompt == greedy.n_prompt < n_ctx_orig
     assert [token for event in events for token in event.token_ids] == greedy.tokens
     assert difference(np.stack(steps), greedy.steps) <= MAX_LOGIT_ERROR
-    # The cache is computed anew exactly once, when the first position beyond is needed; the first
-    # token may still be there from another sequence beyond.
+    # The cache is computed anew exactly once, when the first position beyond is needed.
     refilled = [event.usage.n_refilled for event in events]
     crossing = n_ctx_orig - greedy.n_prompt + 1
     assert not any(refilled[:crossing])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from phi4mm.engine.parameters import SamplingParams
-from phi4mm.engine.sampler import Sampler
+from phi4mm.engine.sampler import Sampler, _candidates
 from phi4mm.engine.stop_string import StopStrings
 from phi4mm.errors import InputError
 
@@ -120,3 +120,17 @@ def test_stop_strings_are_found_however_the_text_is_cut(stops, text, expected):
     for cut in range(len(text) + 1):
         assert through(stops, [text[:cut], text[cut:]]) == (expected, is_found)
     assert through(stops, list(text)) == (expected, is_found)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"top_p": 0.9}, {"top_p": 0.999}, {"min_p": 0.05}, {"min_p": 1e-9}]
+)
+def test_cuts_in_a_large_vocabulary_are_those_of_a_full_sort(settings):
+    logits = np.random.default_rng(0).normal(scale=3, size=5000).astype(np.float32)
+    params = SamplingParams(temperature=1.0, **settings)
+    probabilities = np.exp(logits.astype(np.float64) - logits.max())
+    order = np.argsort(-probabilities)
+    sums = (probabilities / probabilities.sum())[order].cumsum()
+    n_top_p = int(np.searchsorted(sums, params.top_p)) + 1
+    n_min_p = int((probabilities >= params.min_p).sum())
+    assert set(_candidates(logits, params)) == set(order[: min(n_top_p, n_min_p)])

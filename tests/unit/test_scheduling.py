@@ -2,14 +2,12 @@
 
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 
 from phi4mm import InputError, SamplingParams, user_message
 from phi4mm.engine.chunk_size import ChunkSize
 from phi4mm.engine.loading import loaded_engine
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.engine.sampler import Sampler
 from phi4mm.errors import Overloaded
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.prompt.chunk import PromptBuilder
@@ -47,62 +45,40 @@ def tokens(events):
     return [id_ for event in events for id_ in event.token_ids]
 
 
-def record_leads(monkeypatch):
-    """By how much the best token led, for each row that was sampled."""
-    leads = []
-    sample = Sampler.sample
-
-    def keep(self, logits):
-        first, second = np.partition(logits, -2)[:-3:-1]
-        leads.append(float(first - second))
-        return sample(self, logits)
-
-    monkeypatch.setattr(Sampler, "sample", keep)
-    return leads
-
-
 def mixed_prompts(prompts, media_dir):
+    """Fifty requests of every kind, some with a beginning in common."""
     picture, clip = media_dir / "i150x333.png", media_dir / "a33234_16000.wav"
     long_text = "the quick brown fox jumps over the lazy dog " * 12
+    kinds = [
+        ("Hello", [], []),
+        ("What is shown?", [picture], []),
+        (long_text, [], []),
+        ("What is said?", [], [clip]),
+        ("And both?", [picture], [clip]),
+    ]
     return [
-        prompts.chat([user_message(text, images=images, audios=audios)])
-        for text, images, audios in [
-            ("Hello", [], []),
-            ("What is shown?", [picture], []),
-            (long_text, [], []),
-            ("What is said?", [], [clip]),
-            ("And both?", [picture], [clip]),
-            ("Hello again, and once more", [], []),
-            ("Which colour?", [picture], []),
-            (long_text + "and away", [], []),
-        ]
+        prompts.chat([user_message(f"{text} {i}", images=images, audios=audios)])
+        for i in range(10)
+        for text, images, audios in kinds
     ]
 
 
-def test_answers_do_not_depend_on_neighbours(shared, bundle_dir, media_dir, monkeypatch):
-    engine, prompts = shared
-    asked = mixed_prompts(prompts, media_dir)
-    together = drain(engine, [engine.submit(prompt, GREEDY) for prompt in asked])
-    leads = record_leads(monkeypatch)
+@pytest.mark.slow
+def test_answers_do_not_depend_on_neighbours(bundle_dir, media_dir):
+    sampling = SamplingParams(max_tokens=5, top_logprobs=5)
+    with opened(bundle_dir("tiny"), n_slots=8) as (engine, prompts):
+        asked = mixed_prompts(prompts, media_dir)
+        together = drain(engine, [engine.submit(prompt, sampling) for prompt in asked])
+    assert sum(events[-1].usage.n_cached > 0 for events in together.values()) > 10
     for prompt, events in zip(asked, together.values(), strict=True):
-        with opened(bundle_dir("tiny")) as (alone, _):
-            leads.clear()
-            expected = tokens(alone.generate(prompt, GREEDY))
-        n_sure = next((i for i, lead in enumerate(leads) if lead <= 1e-2), len(expected))
-        assert n_sure > 0
-        assert tokens(events)[:n_sure] == expected[:n_sure]
-
-
-def test_logprobs_of_neighbours_agree_with_those_alone(shared, bundle_dir, media_dir):
-    engine, prompts = shared
-    sampling = SamplingParams(max_tokens=1, top_logprobs=5)
-    asked = mixed_prompts(prompts, media_dir)
-    together = drain(engine, [engine.submit(prompt, sampling) for prompt in asked])
-    with opened(bundle_dir("tiny")) as (alone, _):
-        for prompt, events in zip(asked, together.values(), strict=True):
-            (event,) = alone.generate(prompt, sampling)
-            (ours,), (theirs,) = events[0].logprobs, event.logprobs
-            assert dict(ours.top) == pytest.approx(dict(theirs.top), abs=1e-3)
+        with opened(bundle_dir("tiny")) as (cold, _):
+            alone = list(cold.generate(prompt, sampling))
+        for ours, theirs in zip(events, alone, strict=False):
+            (our,), (their,) = ours.logprobs, theirs.logprobs
+            assert dict(our.top) == pytest.approx(dict(their.top), abs=1e-3)
+            if their.top[0][1] - their.top[1][1] < 1e-2:
+                break
+            assert ours.token_ids == theirs.token_ids
 
 
 def test_a_request_that_outgrows_the_original_context_among_others(shared, bundle_dir):

@@ -210,9 +210,15 @@ class AudioEncoder:
         """Free the weights; the second call does nothing."""
         self._weights.close()
 
-    def encode(self, mel: Array, projection: AudioProjection, taps: Taps | None = None) -> Array:
-        """Encode one clip at once; arguments, result and errors as for ``steps``."""
-        return finish(self.steps(mel, projection, taps))
+    def encode(
+        self,
+        mel: Array,
+        projection: AudioProjection,
+        between: Callable[[], None] | None = None,
+        taps: Taps | None = None,
+    ) -> Array:
+        """Encode one clip; ``between`` is called at each pause of ``steps``."""
+        return finish(self.steps(mel, projection, taps), between)
 
     def steps(
         self, mel: Array, projection: AudioProjection, taps: Taps | None = None
@@ -240,7 +246,7 @@ class AudioEncoder:
         taps.add("aud.subsampled", x)
         x = yield from self._encode_chunks(x, taps)
         taps.add("aud.encoder_out", x)
-        projected = self._projectors[projection].project(x)
+        projected = yield from self._projectors[projection].steps(x)
         taps.add(f"aud.projected.{projection}", projected)
         return projected
 

@@ -5,7 +5,7 @@ Source: docs/model.md, "Compression and HD arrangement" and "Projectors".
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from functools import partial
 from typing import Literal, TypeAlias
 
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm.encoders.layers import linear
+from phi4mm.encoders.steps import finish
 from phi4mm.modelfile.tensors import Leaf
 from phi4mm.native.ggml import Backend, Weights
 from phi4mm.native.graph import Graph
@@ -42,8 +43,16 @@ class Projector:
 
     def project(self, tokens: Array) -> Array:
         """float32 (n_tokens, n_embd) -> (n_tokens, n_embd_out)."""
-        starts = range(0, len(tokens), _MAX_ROWS)
-        return np.concatenate([self._project(tokens[i : i + _MAX_ROWS]) for i in starts])
+        return finish(self.steps(tokens))
+
+    def steps(self, tokens: Array) -> Generator[None, None, Array]:
+        """The same, with a pause between one part and the next."""
+        projected: list[Array] = []
+        for start in range(0, len(tokens), _MAX_ROWS):
+            if projected:
+                yield
+            projected.append(self._project(tokens[start : start + _MAX_ROWS]))
+        return np.concatenate(projected)
 
     def _project(self, tokens: Array) -> Array:
         with Graph(self._backend, max_tensors=16) as g:

@@ -10,7 +10,7 @@ the result; ``vis.hd_tokens`` (n_tokens, n_embd); ``vis.projected`` (n_tokens, n
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
@@ -192,9 +192,15 @@ class VisionEncoder:
         """Free the weights; the second call does nothing."""
         self._weights.close()
 
-    def encode(self, crops: Array, plan: CropPlan, taps: Taps | None = None) -> Array:
-        """Encode one picture at once; arguments, result and errors as for ``steps``."""
-        return finish(self.steps(crops, plan, taps))
+    def encode(
+        self,
+        crops: Array,
+        plan: CropPlan,
+        between: Callable[[], None] | None = None,
+        taps: Taps | None = None,
+    ) -> Array:
+        """Encode one picture; ``between`` is called at each pause of ``steps``."""
+        return finish(self.steps(crops, plan, taps), between)
 
     def steps(
         self, crops: Array, plan: CropPlan, taps: Taps | None = None
@@ -223,7 +229,7 @@ class VisionEncoder:
         tokens = arrange(pooled, plan, self._newline, self._separator)
         assert len(tokens) == plan.n_tokens
         taps.add("vis.hd_tokens", tokens)
-        projected = self._projector.project(tokens)
+        projected = yield from self._projector.steps(tokens)
         taps.add("vis.projected", projected)
         return projected
 

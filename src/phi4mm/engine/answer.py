@@ -81,6 +81,7 @@ class Answer:
         wide = logits.astype(np.float64)
         wide -= wide.max()
         wide -= np.log(np.exp(wide).sum())
-        best = np.argsort(-wide, kind="stable")[:n_top]
+        best = np.argpartition(-wide, n_top)[:n_top]
+        best = best[np.argsort(-wide[best], kind="stable")]
         top = tuple((int(id_), float(wide[id_])) for id_ in best)
         return (TokenLogprob(token_id, float(wide[token_id]), top),)

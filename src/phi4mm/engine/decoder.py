@@ -6,7 +6,8 @@ from contextlib import ExitStack
 
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.engine.slot_pool import MAX_LOGIT_ROWS, SlotPool
+from phi4mm.engine.slot import MAX_LOGIT_ROWS
+from phi4mm.engine.slot_pool import SlotPool
 from phi4mm.errors import InputError
 from phi4mm.modality import Adapter as AdapterName
 from phi4mm.modelfile.bundle import Bundle

@@ -50,7 +50,12 @@ class EncoderCache:
 
 
 class MediaEncoder:
-    """Both encoders of a bundle behind one cache; owns them and their backend."""
+    """Both encoders of a bundle behind one cache; owns them and their backend.
+
+    Attributes:
+        n_hits: how often a medium was in the cache.
+        n_misses: how often one had to be encoded.
+    """
 
     def __init__(self, bundle: Bundle, params: EngineParams, abort_flag: AbortFlag) -> None:
         """Make ready the encoders that the bundle has.
@@ -65,6 +70,7 @@ class MediaEncoder:
         """
         self._cache = EncoderCache(params.encoder_cache_bytes)
         self._in_progress: set[_Key] = set()
+        self.n_hits = self.n_misses = 0
         self._vision: VisionEncoder | None = None
         self._audio: AudioEncoder | None = None
         with ExitStack() as stack:
@@ -104,7 +110,9 @@ class MediaEncoder:
         while key in self._in_progress:
             yield
         if (cached := self._cache.get(key)) is not None:
+            self.n_hits += 1
             return cached
+        self.n_misses += 1
         self._in_progress.add(key)
         try:
             embeddings = yield from self._compute(medium, projection)

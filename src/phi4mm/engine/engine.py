@@ -88,6 +88,11 @@ class Engine:
         long = self._decoder.long
         return self._decoder.short.views + (() if long is None else long.views)
 
+    @property
+    def encoder_lookups(self) -> tuple[int, int]:
+        """How often a medium was in the encoder cache, and how often it was not."""
+        return self._encoder.n_hits, self._encoder.n_misses
+
     def submit(self, prompt: Prompt, sampling: SamplingParams) -> int:
         """Take in a prompt that fits (``ContextPlan.require_fit``); ``step`` gives its events.
 

@@ -10,6 +10,8 @@ import numpy.typing as npt
 from phi4mm.engine.logit_stage import LogitStage, stages_for
 from phi4mm.engine.parameters import SamplingParams
 
+_N_SORTED = 1024
+
 
 class Sampler:
     """Draws tokens as ``SamplingParams`` asks; holds the random state of one sequence."""
@@ -54,10 +56,15 @@ def _candidates(logits: npt.NDArray[np.float32], params: SamplingParams) -> npt.
         ids = np.argpartition(logits, -params.top_k)[-params.top_k :]
     if params.top_p == 1 and params.min_p == 0:
         return ids
-    ids = ids[np.argsort(-logits[ids], kind="stable")]
-    kept = logits[ids].astype(np.float64)
-    probabilities = np.exp(kept - kept[0])
-    probabilities /= probabilities.sum()
-    n_top_p = int(np.searchsorted(probabilities.cumsum(), params.top_p)) + 1
-    n_min_p = int((probabilities >= params.min_p * probabilities[0]).sum())
-    return ids[: min(n_top_p, n_min_p)]
+    weights = np.exp(logits[ids].astype(np.float64) - logits[ids].max())
+    total = weights.sum()
+    # sorting takes long in a real vocabulary, and the likeliest few are nearly always enough
+    for n_sorted in (min(_N_SORTED, len(ids)), len(ids)):
+        best = np.argpartition(-weights, n_sorted - 1)[:n_sorted]
+        best = best[np.argsort(-weights[best], kind="stable")]
+        sums = weights[best].cumsum()
+        n_top_p = int(np.searchsorted(sums, params.top_p * total)) + 1
+        n_min_p = int((weights[best] >= params.min_p).sum())
+        if min(n_top_p, n_min_p) < n_sorted:
+            break
+    return ids[best[: min(n_top_p, n_min_p)]]

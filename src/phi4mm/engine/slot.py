@@ -15,6 +15,9 @@ Rows = npt.NDArray[np.float32]  # (n, n_embd) embeddings or (n, n_vocab) logits
 PositionKey = int | tuple[str, AudioProjection | None, int]
 """What stands at a position: a token id, or a row of a medium by content and projection."""
 
+# Rows of logits that one step may return: a row of the real vocabulary is 800 kB.
+MAX_LOGIT_ROWS = 32
+
 
 class Slot:
     """One sequence of one context.

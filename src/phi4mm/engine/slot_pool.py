@@ -8,12 +8,10 @@ from typing import Literal
 
 import numpy as np
 
-from phi4mm.engine.slot import Ids, PositionKey, Rows, Slot
+from phi4mm.engine.slot import MAX_LOGIT_ROWS, Ids, PositionKey, Rows, Slot
 from phi4mm.native.batch import Batch
 from phi4mm.native.llama import Adapter, Context
 
-# Rows of logits that one step may return: a row of the real vocabulary is 800 kB.
-MAX_LOGIT_ROWS = 32
 # A shorter common beginning than this is not worth choosing or copying a slot for: every
 # conversation begins with a token for the role, many with the same few words.
 _MIN_SHARED = 16

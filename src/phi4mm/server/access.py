@@ -18,8 +18,8 @@ from phi4mm.server.metrics import Metrics
 
 _log = logging.getLogger("phi4mm.access")
 
-# Open without a key: whoever watches over the server may not have one.
-_OPEN_PATHS = ("/health",)
+# Open without a key: whoever watches over the server may not have one, and the page asks for it.
+_OPEN_PATHS = ("/health", "/")
 # How much of a body that is too long is read before the connection is closed.
 _DRAIN_FACTOR = 4
 

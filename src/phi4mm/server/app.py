@@ -20,10 +20,12 @@ from phi4mm.server.chat import chat_completions
 from phi4mm.server.completion import completions
 from phi4mm.server.error import ApiError, respond
 from phi4mm.server.openapi import openapi
+from phi4mm.server.page import page
 from phi4mm.server.service import Service
 from phi4mm.server.transcription import transcriptions, translations
 
 ROUTES = (
+    Route("/", page),
     Route("/health", inspection.health),
     Route("/v1/models", inspection.models),
     Route("/v1/models/{name:path}", inspection.model),

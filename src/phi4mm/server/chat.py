@@ -37,8 +37,10 @@ async def chat_completions(request: Request) -> Response:
     def parser() -> ToolCallParser | None:
         return ToolCallParser(accept_bare=must_call(body)) if tools else None
 
-    job = await service.submit(make_prompt, sampling, body.n)
-    writer = ChatWriter(service, body, [Choice(service.tokenizer, parser()) for _ in range(body.n)])
+    job = await service.submit(make_prompt, sampling, body.n_choices)
+    writer = ChatWriter(
+        service, body, [Choice(service.tokenizer, parser()) for _ in range(body.n_choices)]
+    )
     if body.stream:
         return EventStream(service, job, writer.chunks(job))
     with service.limited(job):

@@ -32,7 +32,7 @@ async def completions(request: Request) -> Response:
     prompts = _prompts(body.prompt)
     if len(prompts) > 1:
         raise InputError(f"prompt holds {len(prompts)} prompts: send one at a time")
-    job = await service.submit(partial(_make_prompt, service, prompts[0]), sampling, body.n)
+    job = await service.submit(partial(_make_prompt, service, prompts[0]), sampling, body.n_choices)
     writer = CompletionWriter(service, body)
     if body.stream:
         return EventStream(service, job, writer.chunks(job))
@@ -97,7 +97,7 @@ class CompletionWriter:
     def __init__(self, service: Service, body: wire.CompletionRequest) -> None:
         self._service = service
         self._body = body
-        self._texts = [""] * body.n
+        self._texts = [""] * body.n_choices
         self._last: dict[int, Event] = {}
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",

@@ -86,7 +86,8 @@ class _Worker:
         self._report(self._progress(events))
 
     def _progress(self, events: tuple[tuple[int, Event], ...]) -> Progress:
-        return Progress(events, self._engine.slots, self._engine.n_waiting)
+        engine = self._engine
+        return Progress(events, engine.slots, engine.n_waiting, engine.encoder_lookups)
 
     def _forget(self, id_: int) -> None:
         del self._theirs[self._ours.pop(id_)]

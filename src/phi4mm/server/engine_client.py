@@ -8,6 +8,7 @@ import multiprocessing
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from queue import SimpleQueue
@@ -37,12 +38,9 @@ class EngineChild:
     Args:
         paths: the bundle.
         params: of its engine.
-        deliver: takes what it reports, and None once it has died; called from a thread.
     """
 
-    def __init__(
-        self, paths: BundlePaths, params: EngineParams, deliver: Callable[[Report | None], None]
-    ) -> None:
+    def __init__(self, paths: BundlePaths, params: EngineParams) -> None:
         # "spawn": a forked copy would share threads' locks and the native library's state
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -52,6 +50,14 @@ class EngineChild:
         self._process.start()
         theirs.close()
         self._outbox: SimpleQueue[Command | None] = SimpleQueue()
+        self._threads: list[Thread] = []
+
+    def listen(self, deliver: Callable[[Report | None], None]) -> None:
+        """Begin to move messages.
+
+        Args:
+            deliver: takes what the child reports, and None once it has died; called from a thread.
+        """
         self._threads = [
             Thread(target=_read, args=(self._pipe, deliver), daemon=True),
             Thread(target=_write, args=(self._pipe, self._outbox), daemon=True),
@@ -233,14 +239,14 @@ class EngineClient:
     def _start_child(self) -> None:
         if self.state == "closed":
             return
+        self._child = EngineChild(self._paths, self._params)
+        self._child.listen(partial(self._deliver, self._child))
 
-        def deliver(report: Report | None) -> None:
-            try:
-                self._loop.call_soon_threadsafe(self._receive, child, report)
-            except RuntimeError:
-                return  # the loop has ended, nobody listens
-
-        child = self._child = EngineChild(self._paths, self._params, deliver)
+    def _deliver(self, child: EngineChild, report: Report | None) -> None:
+        try:
+            self._loop.call_soon_threadsafe(self._receive, child, report)
+        except RuntimeError:
+            return  # the loop has ended, nobody listens
 
     def _receive(self, child: EngineChild, report: Report | None) -> None:
         if child is not self._child:

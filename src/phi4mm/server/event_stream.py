@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator
@@ -11,9 +12,15 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from phi4mm.errors import Cancelled
+from phi4mm.server.choice import Json
 from phi4mm.server.engine_client import Job
 from phi4mm.server.error import status_and_body
 from phi4mm.server.service import Service, cancelled_on_disconnect
+
+# Proxies and clients take a connection for dead that is silent for long, as it would be while a
+# large picture is encoded.
+KEEP_ALIVE_S = 15.0
+_COMMENT = ": still working\n\n"
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +43,7 @@ class EventStream(Response):
         self,
         service: Service,
         job: Job,
-        pieces: AsyncIterator[dict[str, Any]],
+        pieces: AsyncIterator[Json],
         end: str | None = "[DONE]",
     ) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -60,8 +67,8 @@ class EventStream(Response):
 
     async def _texts(self) -> AsyncIterator[str]:
         try:
-            async for piece in self._pieces:
-                yield _event(json.dumps(piece, ensure_ascii=False, separators=(",", ":")))
+            async for piece in _with_pauses(self._pieces):
+                yield _COMMENT if piece is None else _event(_compact(piece))
         except Cancelled:
             return  # nobody listens
         except Exception as error:
@@ -72,6 +79,24 @@ class EventStream(Response):
             return
         if self._end is not None:
             yield _event(self._end)
+
+
+async def _with_pauses(pieces: AsyncIterator[Json]) -> AsyncIterator[Json | None]:
+    """The same, with None whenever nothing has come for a while."""
+    while True:
+        piece = asyncio.ensure_future(anext(pieces))
+        try:
+            while not (await asyncio.wait({piece}, timeout=KEEP_ALIVE_S))[0]:
+                yield None
+            yield piece.result()
+        except StopAsyncIteration:
+            return
+        finally:
+            piece.cancel()
+
+
+def _compact(piece: Json) -> str:
+    return json.dumps(piece, ensure_ascii=False, separators=(",", ":"))
 
 
 def _event(data: str) -> str:

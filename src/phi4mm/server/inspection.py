@@ -9,10 +9,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from phi4mm import __version__
-from phi4mm.errors import InputError
 from phi4mm.modality import MODES
-from phi4mm.prompt.segment import Medium, Segment, Special, parse_raw, render_chat
-from phi4mm.prompt.segment import Text as TextSegment
+from phi4mm.prompt.chunk import TextChunk
+from phi4mm.prompt.segment import Medium, Segment, Special, render_chat
 from phi4mm.server import wire
 from phi4mm.server.error import ApiError
 from phi4mm.server.service import Service, read_body
@@ -112,18 +111,10 @@ async def tokenize(request: Request) -> Response:
 
 
 def _ids(service: Service, body: wire.TokenizeRequest) -> list[int]:
-    tokenizer = service.tokenizer
-    if not body.parse_special:
-        return tokenizer.encode(body.content)
-    ids: list[int] = []
-    for segment in parse_raw(body.content, tokenizer.special_tokens):
-        if isinstance(segment, TextSegment):
-            ids += tokenizer.encode(segment.text)
-        elif isinstance(segment, Special):
-            ids.append(tokenizer.special_id(segment.token))
-        else:
-            raise InputError("content marks a medium, which has no ids: set parse_special to false")
-    return ids
+    if not body.parse_special or not body.content:
+        return service.tokenizer.encode(body.content)
+    chunks = service.prompts.raw(body.content).chunks
+    return [id_ for chunk in chunks if isinstance(chunk, TextChunk) for id_ in chunk.ids]
 
 
 async def detokenize(request: Request) -> Response:

@@ -47,6 +47,8 @@ class Metrics:
                 ("kv_positions", "Positions whose keys and values are kept."),
                 ("requests_waiting", "Requests without a slot."),
                 ("answers_in_flight", "Answers prepared, waiting or generated."),
+                ("encoder_cache_hits", "Media this engine process found in its cache."),
+                ("encoder_cache_misses", "Media it had to encode."),
                 ("engine_restarts", "Engine processes replaced after they died."),
                 ("engine_ready", "1 while the engine can answer."),
             )
@@ -75,13 +77,15 @@ class Metrics:
 
     def text(self, engine: EngineClient) -> bytes:
         """Everything, in Prometheus's text form."""
-        slots = engine.slots
+        slots, lookups = engine.slots, engine.progress.encoder_lookups
         for name, value in (
             ("slots", len(slots)),
             ("slots_busy", sum(slot.is_busy for slot in slots)),
             ("kv_positions", sum(slot.n_computed for slot in slots)),
             ("requests_waiting", engine.progress.n_waiting),
             ("answers_in_flight", engine.n_in_flight),
+            ("encoder_cache_hits", lookups[0]),
+            ("encoder_cache_misses", lookups[1]),
             ("engine_restarts", engine.n_restarts),
             ("engine_ready", engine.state == "ok"),
         ):

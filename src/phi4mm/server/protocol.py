@@ -47,6 +47,7 @@ class Progress:
     events: tuple[tuple[int, Event], ...]
     slots: tuple[SlotView, ...]
     n_waiting: int
+    encoder_lookups: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)

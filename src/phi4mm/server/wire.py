@@ -144,7 +144,7 @@ class Sampling(WireModel):
     top_k: int | None = None
     min_p: float | None = None
     seed: int | None = None
-    n: int = Field(default=1, ge=1)
+    n: int | None = Field(default=None, ge=1)
     stop: str | list[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
@@ -153,6 +153,11 @@ class Sampling(WireModel):
     max_tokens: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
+
+    @property
+    def n_choices(self) -> int:
+        """How many answers are wanted."""
+        return self.n or 1
 
 
 class ChatRequest(Sampling):
