@@ -21,7 +21,7 @@ from phi4mm.encoders.conformer import AudioEncoder
 from phi4mm.encoders.siglip import VisionEncoder
 from phi4mm.engine.context_plan import ContextPlan, plan_contexts
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.engine.slot_pool import MAX_LOGIT_ROWS
+from phi4mm.engine.slot import MAX_LOGIT_ROWS
 from phi4mm.measurement.machine import anonymous_bytes
 from phi4mm.measurement.workload import noise_clip, noise_picture
 from phi4mm.media.crops import plan_crops
