@@ -10,7 +10,7 @@ import argparse
 import json
 import random
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import torch
 
 from . import text_data
 from .metrics import edit_distance, spoken_words
-from .picture_batch import PictureBatch, draw_batch
+from .picture_batch import PictureBatch, anything, draw_batch
 from .prompting import Conversation
 from .speech_data import Clips, SpokenQuestions, grouped, make_batch
 from .tokenizer import Tokenizer
@@ -59,10 +59,12 @@ def evaluate_text(talk: Conversation, n: int, split: Split) -> dict[str, Any]:
     return tally.figures()
 
 
-def _picture_batches(talk: Conversation, n: int, split: Split) -> Iterator[PictureBatch]:
+def _picture_batches(
+    talk: Conversation, n: int, split: Split, askable: Callable[[str], bool] = anything
+) -> Iterator[PictureBatch]:
     rng, done = random.Random(f"pictures {split}"), 0
     while done < n:
-        batch = draw_batch(rng, split, talk.model.g.vision, PATCHES_PER_BATCH)
+        batch = draw_batch(rng, split, talk.model.g.vision, PATCHES_PER_BATCH, askable)
         done += len(batch.questions)
         yield batch
 
@@ -117,7 +119,7 @@ def evaluate_spoken_questions(
 ) -> dict[str, Any]:
     """Exact answers to spoken questions about pictures."""
     rng, tally = random.Random(f"spoken {split}"), Tally()
-    for batch in _picture_batches(talk, n, split):
+    for batch in _picture_batches(talk, n, split, spoken.can_say):
         clips = [spoken.say(q.text, rng) for q in batch.questions]
         heard = talk.listen(make_batch(clips, rng, 0).mel, "vision")
         prompts = talk.user([talk.look(batch), heard], [""] * len(clips))
@@ -140,7 +142,7 @@ def evaluate(talk: Conversation, run_dir: Path, n: int, split: Split) -> Iterato
 
 def main() -> None:
     """Command line."""
-    from .run import STAGES, assemble
+    from .plan import STAGES, assemble
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--run-dir", type=Path, required=True)

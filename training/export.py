@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from .geometry import Geometry
-from .run import STAGES, assemble
+from .plan import STAGES, assemble
 from .tokenizer import END, SPECIALS, Tokenizer
 
 N_SHARDS = 3

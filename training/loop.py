@@ -80,6 +80,12 @@ def write_atomically(path: Path, save: Any) -> None:
     os.replace(partial, path)
 
 
+def is_finished(run_dir: Path, stage: str, schedule: Schedule) -> bool:
+    """Whether a stage has run to the end of its schedule (a longer one makes it unfinished)."""
+    marker = run_dir / stage / "finished.json"
+    return marker.exists() and json.loads(marker.read_text())["steps"] >= schedule.steps
+
+
 def saved_heads(run_dir: Path, stage: str) -> dict[str, Tensor]:
     """The throw-away heads of an earlier stage."""
     saved = torch.load(run_dir / stage / "checkpoint.pt", weights_only=False)
@@ -184,3 +190,4 @@ class Loop:
                     break
         self.save()
         self.record(finished=True, development=self.stage.evaluate(4 * n_evaluated))
+        (self.folder / "finished.json").write_text(json.dumps({"steps": self.step}))

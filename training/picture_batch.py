@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,12 +69,29 @@ def picture_batch(questions: list[Question], g: VisionGeometry) -> PictureBatch:
     )
 
 
-def draw_batch(rng: random.Random, split: Split, g: VisionGeometry, n_patches: int) -> PictureBatch:
+def anything(_: str) -> bool:
+    """Every question may be asked."""
+    return True
+
+
+def draw_batch(
+    rng: random.Random,
+    split: Split,
+    g: VisionGeometry,
+    n_patches: int,
+    askable: Callable[[str], bool] = anything,
+) -> PictureBatch:
     """Questions of one size drawn by weight, within a budget of encoded patches."""
     size = draw_size(rng)
-    first = question(rng, split, size)
+
+    def draw() -> Question:
+        while True:
+            drawn = question(rng, split, size)
+            if askable(drawn.text):
+                return drawn
+
+    first = draw()
     batch = picture_batch([first], g)
     encoded_once = batch.grid == (1, 1) and bool(batch.mask.all())
     per_picture = g.grid**2 * (1 if encoded_once else len(batch.mask))
-    others = [question(rng, split, size) for _ in range(n_patches // per_picture - 1)]
-    return picture_batch([first, *others], g)
+    return picture_batch([first, *(draw() for _ in range(n_patches // per_picture - 1))], g)

@@ -120,6 +120,10 @@ class SpokenQuestions:
         for index, text in enumerate(self.clips.texts):
             self.by_text[text].append(index)
 
+    def can_say(self, question: str) -> bool:
+        """Whether there is a clip of the question."""
+        return spoken_form(question) in self.by_text
+
     def say(self, question: str, rng: random.Random) -> Utterance:
         """A clip that says the question, which must be among those that were synthesised."""
         return self.clips.get(rng.choice(self.by_text[spoken_form(question)]))

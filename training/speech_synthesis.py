@@ -7,7 +7,6 @@ picture.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import subprocess
@@ -220,24 +219,20 @@ PLAN: dict[tuple[Split, Kind], int] = {
 }
 
 
-def synthesise(run_dir: Path, share: float = 1.0) -> None:
-    """Make the shards that are missing; share: only this part of each kind's number."""
-    for (split, kind), n in PLAN.items():
-        for number in range(max(1, round(n * share))):
-            path = shard_path(run_dir, split, kind, number)
-            if not path.exists():
-                make_shard(path, split, kind, number)
-                print(json.dumps({"speech": path.name}), flush=True)
+def missing_shards(run_dir: Path) -> list[tuple[Split, Kind, int]]:
+    """Shards of the plan that are not in the cache."""
+    shards = [(split, kind, n) for (split, kind), count in PLAN.items() for n in range(count)]
+    return [shard for shard in shards if not shard_path(run_dir, *shard).exists()]
 
 
-def main() -> None:
-    """Command line: fill the cache."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--run-dir", type=Path, required=True)
-    parser.add_argument("--share", type=float, default=1.0)
-    arguments = parser.parse_args()
-    synthesise(arguments.run_dir, arguments.share)
+def is_synthesised(run_dir: Path) -> bool:
+    """Whether the cache holds every shard of the plan."""
+    return not missing_shards(run_dir)
 
 
-if __name__ == "__main__":
-    main()
+def synthesise(run_dir: Path) -> None:
+    """Make the shards that are missing."""
+    for split, kind, number in missing_shards(run_dir):
+        path = shard_path(run_dir, split, kind, number)
+        make_shard(path, split, kind, number)
+        print(json.dumps({"speech": path.name}), flush=True)

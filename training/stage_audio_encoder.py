@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .audio import AudioEncoder
 from .loop import Group, Schedule
 from .metrics import edit_distance
-from .model import SampleModel
+from .prompting import Conversation
 from .speech_data import (
     UNITS,
     Clips,
@@ -57,11 +58,10 @@ class AudioEncoderStage:
 
     name = "audio_encoder"
 
-    def __init__(self, model: SampleModel, run_dir: Path, schedule: Schedule) -> None:
-        self.model, self.schedule = model, schedule
-        self.encoder = model.audio.encoder
+    def __init__(self, talk: Conversation, run_dir: Path, schedule: Schedule) -> None:
+        self.schedule, self.encoder = schedule, talk.model.audio.encoder
         torch.manual_seed(4)
-        self.heads = UnitHeads(model.g.audio.n_embd)
+        self.heads = UnitHeads(talk.model.g.audio.n_embd)
         self.items = Clips(run_dir, "train", "item")
         self.phrases = Clips(run_dir, "train", "phrase")
         self.questions = Clips(run_dir, "train", "question")
@@ -118,7 +118,7 @@ class AudioEncoderStage:
 
     @torch.no_grad()
     def evaluate(self, n: int) -> dict[str, Any]:
-        return evaluate_units(self.model, self.heads, self.held_out, 2 * n)
+        return evaluate_units(self.encoder, self.heads, self.held_out, 2 * n)
 
     def exported(self) -> Mapping[str, Tensor]:
         return {PREFIX + name: t for name, t in self.encoder.state_dict().items()}
@@ -132,7 +132,7 @@ class AudioEncoderStage:
 
 
 @torch.no_grad()
-def evaluate_units(model: SampleModel, heads: UnitHeads, clips: Clips, n: int) -> dict[str, Any]:
+def evaluate_units(encoder: AudioEncoder, heads: UnitHeads, clips: Clips, n: int) -> dict[str, Any]:
     """Error rate of the throw-away CTC head over units, in all and by voice."""
     wrong: dict[str, int] = defaultdict(int)
     said: dict[str, int] = defaultdict(int)
@@ -141,7 +141,7 @@ def evaluate_units(model: SampleModel, heads: UnitHeads, clips: Clips, n: int) -
     for group in grouped(chosen, rng, 2 * TOKENS_PER_BATCH):
         batch = make_batch(group, rng, 0)
         for utterance, target, heard in zip(
-            group, batch.units, heads.spoken(model.audio.encoder(batch.mel)), strict=True
+            group, batch.units, heads.spoken(encoder(batch.mel)), strict=True
         ):
             wrong[utterance.voice] += edit_distance(target, heard)
             said[utterance.voice] += len(target)

@@ -57,7 +57,9 @@ class MixedStage:
     def batches(self, step: int) -> Iterator[MixedBatch]:
         rng = random.Random(f"{self.name} {step}")
         for _ in range(BATCHES_PER_BLOCK):
-            pictures = draw_batch(rng, "train", self.model.g.vision, PATCHES_PER_BATCH)
+            pictures = draw_batch(
+                rng, "train", self.model.g.vision, PATCHES_PER_BATCH, self.spoken.can_say
+            )
             if rng.random() > SPOKEN:
                 yield MixedBatch(pictures, None)
                 continue

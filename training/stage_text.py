@@ -6,6 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -92,7 +93,7 @@ class TextStage:
 
     name = "text"
 
-    def __init__(self, talk: Conversation, schedule: Schedule) -> None:
+    def __init__(self, talk: Conversation, _: Path, schedule: Schedule) -> None:
         self.talk, self.schedule = talk, schedule
         self.model, self.tokenizer = talk.model, talk.tokenizer
         self.trained = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 
 from .geometry import VisionGeometry
 from .loop import Group, Schedule
-from .model import SampleModel
 from .picture_data import (
     WORDS,
     Picture,
@@ -24,6 +24,7 @@ from .picture_data import (
     word_page,
     word_targets,
 )
+from .prompting import Conversation
 from .vision import pool
 from .vocabulary import Split, vocabulary
 
@@ -101,9 +102,9 @@ class VisionEncoderStage:
 
     name = "vision_encoder"
 
-    def __init__(self, model: SampleModel, schedule: Schedule) -> None:
-        self.model, self.schedule = model, schedule
-        self.tower, self.g = model.image.img_processor, model.g.vision
+    def __init__(self, talk: Conversation, _: Path, schedule: Schedule) -> None:
+        self.schedule, self.g = schedule, talk.model.g.vision
+        self.tower = talk.model.image.img_processor
         torch.manual_seed(3)
         self.heads = ReadingHeads(self.g.n_embd)
         self.difficulty, self.level = 0.0, 0.0

@@ -133,7 +133,12 @@ def test_a_conversation_at_the_terminal(screen: Screen, folder: Path) -> None:
     screen.type("/load talk.json\r")
     screen.expect("loaded 2 turns from talk.json")
 
-    screen.type("half a line" + _CTRL_C + _CTRL_D)
+    screen.expect("> ")
+    screen.type("half a line")
+    screen.expect("half a line")
+    screen.type(_CTRL_C)
+    screen.expect("> ")  # between two prompts the terminal itself would take the next key
+    screen.type(_CTRL_D)
     assert screen.process.wait(30) == 0
     history = (folder / "state" / "phi4mm" / "chat_history").read_text()
     assert "+What is this?" in history

@@ -1,0 +1,63 @@
+"""The stages: what each needs, how long it trains, how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from .geometry import Geometry
+from .initial import initial_model
+from .loop import Schedule, Stage
+from .model import SampleModel
+from .prompting import Conversation
+from .stage_audio_encoder import AudioEncoderStage
+from .stage_mixed import MixedStage
+from .stage_speech import SpeechStage
+from .stage_text import TextStage
+from .stage_vision import VisionStage
+from .stage_vision_encoder import VisionEncoderStage
+from .tokenizer import Tokenizer
+
+SYNTHESIS = "synthesis"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """A stage before it is made: its schedule, the stages it needs, and its maker."""
+
+    schedule: Schedule
+    needs: tuple[str, ...]
+    make: Callable[[Conversation, Path, Schedule], Stage]
+
+
+# In the order in which their weights are laid over each other.
+STAGES: dict[str, StagePlan] = {
+    "text": StagePlan(Schedule(3000, 1e-3, warmup=200), (), TextStage),
+    "vision_encoder": StagePlan(Schedule(9000, 1e-3, warmup=100), (), VisionEncoderStage),
+    "audio_encoder": StagePlan(Schedule(9000, 8e-4, warmup=100), (SYNTHESIS,), AudioEncoderStage),
+    "vision": StagePlan(Schedule(9000, 8e-4), ("text", "vision_encoder"), VisionStage),
+    "speech": StagePlan(Schedule(5000, 8e-4), ("text", "audio_encoder"), SpeechStage),
+    "mixed": StagePlan(Schedule(3000, 6e-4), ("vision", "speech"), MixedStage),
+}
+
+
+def assemble(run_dir: Path, tokenizer: Tokenizer, stages: list[str]) -> SampleModel:
+    """The initial model with the float16 weights of the given stages laid over it, in order."""
+    model = initial_model(Geometry(), tokenizer)
+    for name in stages:
+        path = run_dir / name / "weights.safetensors"
+        if path.exists():
+            unknown = model.load_state_dict(load_file(str(path)), strict=False).unexpected_keys
+            assert not unknown, f"{path}: {unknown}"
+    return model
+
+
+def make_stage(name: str, run_dir: Path) -> Stage:
+    """A stage on top of those before it."""
+    tokenizer = Tokenizer.load()
+    earlier = list(STAGES)[: list(STAGES).index(name)]
+    talk = Conversation(assemble(run_dir, tokenizer, earlier), tokenizer)
+    return STAGES[name].make(talk, run_dir, STAGES[name].schedule)
