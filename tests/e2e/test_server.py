@@ -12,7 +12,7 @@ from contextlib import closing
 
 import openai
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 from server_process import ServerProcess
 
 END_ID = "485"  # <|end|> in the sample's vocabulary
@@ -137,6 +137,23 @@ def test_a_repeated_picture_is_cached(client, picture):
     ask(client, question)
     answer = ask(client, question)
     assert answer.usage.prompt_tokens_details.cached_tokens == answer.usage.prompt_tokens - 1
+
+
+def test_a_chat_with_a_picture_in_every_turn(client, sample_media):
+    picture = Image.open(sample_media / "picture.png")
+    messages, n_cached = [], []
+    for turn in range(5):
+        stream = io.BytesIO()
+        ImageChops.offset(picture, turn + 1).save(stream, "png")
+        url = base64.b64encode(stream.getvalue()).decode()
+        messages.append({"role": "user", "content": [image(url), text(f"And number {turn}?")]})
+        answer = client.chat.completions.create(model="phi4-mm", messages=messages, max_tokens=3)
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+        n_cached.append(answer.usage.prompt_tokens_details.cached_tokens)
+        assert answer.usage.prompt_tokens_details.image_tokens % (turn + 1) == 0
+    # beyond the original context, all but the last turn is kept
+    assert n_cached[2:] == sorted(n_cached[2:])
+    assert n_cached[-1] > 0.75 * answer.usage.prompt_tokens
 
 
 def test_log_probabilities(client):
@@ -428,6 +445,26 @@ def test_bad_requests(server, body, words):
     assert words in error["message"]
     assert error["type"] == "invalid_request_error"
     assert set(error) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"prompt": ""}, "empty"),
+        ({"prompt": []}, "empty"),
+        ({"prompt": ["a", "b"]}, "one at a time"),
+        ({"prompt": [512]}, "token id 512"),
+        ({"prompt": "<|image_1|>"}, "marks 1 image place"),
+        ({"prompt": "<|image_2|>"}, "write <|image_1|>"),
+        ({"prompt": "x", "echo": True}, "echo"),
+        ({"prompt": "x", "suffix": "y"}, "suffix"),
+        ({"prompt": "x", "logprobs": 6}, "logprobs"),
+    ],
+)
+def test_bad_completions(server, body, words):
+    status, answer, _ = server.request("/v1/completions", body)
+    assert status == 400
+    assert words in answer["error"]["message"]
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b'{"messages": 1}', b"[" * 100_000])

@@ -68,6 +68,23 @@ def test_running_answers_are_finished_at_the_end(server, client):
     assert "Traceback" not in "".join(server.log)
 
 
+def test_an_answer_may_not_take_for_ever():
+    server = ServerProcess("--timeout", "0.2")
+    try:
+        server.wait_ready()
+        body = {"messages": HELLO, **ENDLESS}
+        status, answer, headers = server.request("/v1/chat/completions", body)
+        assert (status, answer["error"]["code"]) == (503, "timed_out")
+        assert "limit of 0.2 s" in answer["error"]["message"]
+        assert headers["retry-after"]
+        status, stream, _ = server.request("/v1/chat/completions", body | {"stream": True})
+        assert status == 200
+        assert "timed_out" in stream.split("\n\n")[-2]
+        server.wait_until(lambda: server.n_busy() == 0)
+    finally:
+        server.stop()
+
+
 @pytest.mark.parametrize(
     ("args", "message"),
     [

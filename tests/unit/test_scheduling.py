@@ -157,6 +157,24 @@ def test_cancelling_while_a_picture_is_encoded_lets_the_other_request_encode_it(
         assert drain(engine, [second])[second][-1].timings.encode_s > 0
 
 
+def test_every_adapter_has_its_turn_in_every_step(shared, media_dir):
+    engine, prompts = shared
+    picture, clip = media_dir / "i150x333.png", media_dir / "a33234_16000.wav"
+    # a stop token would end an answer before the others begin
+    sampling = SamplingParams(logit_bias=tuple((id_, -100.0) for id_ in engine._tokenizer.stop_ids))
+    ids = [
+        engine.submit(prompts.chat([user_message("?", images=images, audios=audios)]), sampling)
+        for images, audios in ([[], []], [[picture], []], [[], [clip]], [[picture], [clip]])
+    ]
+    begun = set()
+    while begun != set(ids):
+        begun |= {id_ for id_, _ in engine.step()}
+    for _ in range(5):
+        assert sorted(id_ for id_, _ in engine.step()) == ids
+    for id_ in ids:
+        engine.cancel(id_)
+
+
 def test_a_long_prompt_does_not_hold_up_the_others(bundle_dir):
     with opened(bundle_dir("tiny"), n_slots=2) as (engine, prompts):
         engine._prefill._chunk_size.note = lambda n_tokens, seconds: None  # stay at the first size

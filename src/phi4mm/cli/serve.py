@@ -59,6 +59,12 @@ def _add_server_options(group: argparse._ArgumentGroup) -> None:
         help="requests that may wait, more are answered 429 (default: 64)",
     )
     group.add_argument(
+        "--encoder-cache",
+        metavar="DIR",
+        type=Path,
+        help="folder that keeps encoded pictures and clips for the next start (default: none)",
+    )
+    group.add_argument(
         "--served-model-name", metavar="NAME", default="phi4-mm", help="default: phi4-mm"
     )
     group.add_argument(
@@ -152,6 +158,7 @@ def _settings(args: argparse.Namespace) -> ServerSettings:
             n_slots=args.parallel,
             n_long_slots=args.parallel_long,
             max_waiting=args.max_waiting,
+            encoder_cache_dir=args.encoder_cache,
         ),
         served_name=args.served_model_name,
         api_keys=_api_keys(args),

@@ -6,11 +6,9 @@ from collections import OrderedDict
 from collections.abc import Generator
 from contextlib import ExitStack
 
-import numpy as np
-import numpy.typing as npt
-
 from phi4mm.encoders.conformer import AudioEncoder
 from phi4mm.encoders.siglip import VisionEncoder
+from phi4mm.engine.embedding_store import Embeddings, EmbeddingStore, Key, encoder_identity
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
 from phi4mm.modality import AudioProjection
@@ -20,25 +18,22 @@ from phi4mm.native.ggml import Backend
 from phi4mm.native.library import load
 from phi4mm.prompt.medium import Picture, Sound
 
-Embeddings = npt.NDArray[np.float32]  # (n_tokens, n_embd)
-_Key = tuple[str, AudioProjection | None]  # content digest, audio projection
-
 
 class EncoderCache:
     """Embeddings by content, the least recently used dropped beyond a bound in bytes."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
-        self._entries: OrderedDict[_Key, Embeddings] = OrderedDict()
+        self._entries: OrderedDict[Key, Embeddings] = OrderedDict()
         self._n_bytes = 0
 
-    def get(self, key: _Key) -> Embeddings | None:
+    def get(self, key: Key) -> Embeddings | None:
         """The embeddings of this content, if they are still here."""
         if key in self._entries:
             self._entries.move_to_end(key)
         return self._entries.get(key)
 
-    def put(self, key: _Key, embeddings: Embeddings) -> None:
+    def put(self, key: Key, embeddings: Embeddings) -> None:
         """Keep embeddings, unless they alone exceed the bound."""
         if embeddings.nbytes > self._max_bytes or key in self._entries:
             return
@@ -69,12 +64,19 @@ class MediaEncoder:
             NativeError: the native library fails or lacks the memory.
         """
         self._cache = EncoderCache(params.encoder_cache_bytes)
-        self._in_progress: set[_Key] = set()
+        self._store: EmbeddingStore | None = None
+        self._in_progress: set[Key] = set()
         self.n_hits = self.n_misses = 0
         self._vision: VisionEncoder | None = None
         self._audio: AudioEncoder | None = None
         with ExitStack() as stack:
             if (mmproj := bundle.mmproj) is not None:
+                if params.encoder_cache_dir is not None:
+                    self._store = EmbeddingStore(
+                        params.encoder_cache_dir,
+                        encoder_identity(bundle),
+                        params.encoder_cache_dir_bytes,
+                    )
                 backend = stack.enter_context(Backend(load(), params.threads, abort_flag))
                 if mmproj.vision is not None:
                     self._vision = VisionEncoder(mmproj.file, mmproj.vision, backend)
@@ -109,7 +111,7 @@ class MediaEncoder:
         key = (medium.digest, projection)
         while key in self._in_progress:
             yield
-        if (cached := self._cache.get(key)) is not None:
+        if (cached := self._look_up(key, medium.n_tokens)) is not None:
             self.n_hits += 1
             return cached
         self.n_misses += 1
@@ -120,7 +122,17 @@ class MediaEncoder:
             self._in_progress.remove(key)
         assert len(embeddings) == medium.n_tokens, (len(embeddings), medium.n_tokens)
         self._cache.put(key, embeddings)
+        if self._store is not None:
+            self._store.put(key, embeddings)
         return embeddings
+
+    def _look_up(self, key: Key, n_tokens: int) -> Embeddings | None:
+        cached = self._cache.get(key)
+        if cached is None and self._store is not None:
+            cached = self._store.get(key, n_tokens)
+            if cached is not None:
+                self._cache.put(key, cached)
+        return cached
 
     def _compute(
         self, medium: Picture | Sound, projection: AudioProjection | None

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, get_args
 
 from phi4mm.errors import InputError
@@ -49,6 +50,8 @@ class EngineParams:
         n_long_slots: sequences at the same time beyond the original context.
         max_waiting: requests that may wait for a slot; more are refused.
         encoder_cache_bytes: bound on cached embeddings of pictures and clips.
+        encoder_cache_dir: folder that keeps them as well, for the next process; None for none.
+        encoder_cache_dir_bytes: bound on the files there.
     """
 
     n_ctx: int | None = None
@@ -62,6 +65,8 @@ class EngineParams:
     n_long_slots: int = 1
     max_waiting: int = 64
     encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES
+    encoder_cache_dir: Path | None = None
+    encoder_cache_dir_bytes: int = 4 << 30
 
     def __post_init__(self) -> None:
         for name, low, high in _ENGINE_RANGES:
