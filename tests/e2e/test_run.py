@@ -8,6 +8,7 @@ import sys
 import time
 
 import pytest
+from PIL import Image
 
 PICTURE = "picture.png"
 CLIP = "clip.flac"
@@ -58,6 +59,21 @@ def test_every_picture_counts(sample_media):
 
 def test_a_picture_alone_is_answered(sample_media):
     assert answer("--image", sample_media / PICTURE)["usage"]["n_image"] > 0
+
+
+def test_pages_of_a_document_are_pictures(tmp_path):
+    pages = [Image.new("RGB", (448, 448), color) for color in ("red", "green", "blue")]
+    pages[0].save(tmp_path / "scan.tiff", save_all=True, append_images=pages[1:])
+    one = answer("-p", "?", "--image", tmp_path / "scan.tiff", "--pages", "2")["usage"]["n_image"]
+    two = answer("-p", "?", "--image", tmp_path / "scan.tiff", "--pages", "1,3")
+    assert two["usage"]["n_image"] == 2 * one
+
+
+def test_a_page_that_is_not_there_is_refused(tmp_path):
+    Image.new("RGB", (448, 448)).save(tmp_path / "scan.tiff")
+    done = phi4mm("run", "-p", "?", "--image", tmp_path / "scan.tiff", "--pages", "2")
+    assert done.returncode == 2
+    assert "has no page 2; it has 1" in done.stderr
 
 
 def test_prompt_from_standard_input():

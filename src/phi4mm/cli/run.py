@@ -15,6 +15,7 @@ from phi4mm.errors import InputError
 
 if TYPE_CHECKING:
     from phi4mm.engine.event import Event
+    from phi4mm.media.image import ImageSource
     from phi4mm.prompt.message import Message
 
 
@@ -30,6 +31,9 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     parser.add_argument("-sys", "--system-prompt", metavar="TEXT", help="the system message")
     parser.add_argument(
         "--image", metavar="FILE", action="append", default=[], help="a picture; repeatable"
+    )
+    parser.add_argument(
+        "--pages", metavar="1-3", help="pages of the PDF or TIFF files given with --image"
     )
     parser.add_argument(
         "--audio", metavar="FILE", action="append", default=[], help="a clip; repeatable"
@@ -71,7 +75,17 @@ def _messages(args: argparse.Namespace) -> list[Message]:
     system = [] if args.system_prompt is None else [
         Message("system", (TextPart(args.system_prompt),))
     ]  # fmt: skip
-    return [*system, user_message(args.prompt, images=args.image, audios=args.audio)]
+    return [*system, user_message(args.prompt, images=_images(args), audios=args.audio)]
+
+
+def _images(args: argparse.Namespace) -> list[ImageSource]:
+    """The picture files, or the chosen pages of them."""
+    if args.pages is None:
+        return list(args.image)
+    from phi4mm.media.pages import load_pages, parse_pages
+
+    numbers = parse_pages(args.pages)
+    return [page.image for name in args.image for page in load_pages(name, numbers)]
 
 
 def _print_json(events: Iterator[Event]) -> None:
