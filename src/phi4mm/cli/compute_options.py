@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phi4mm.cli.options import KV_TYPES
+from phi4mm.cli.options import add_cache_type_options, add_threads_option
 
 if TYPE_CHECKING:
     from phi4mm.engine.parameters import EngineParams
@@ -15,16 +15,8 @@ if TYPE_CHECKING:
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
     """The bundle, threads, and types of the cache."""
     parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="folder or decoder file")
-    parser.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
-    for letter, name in (("k", "keys"), ("v", "values")):
-        parser.add_argument(
-            f"-ct{letter}",
-            f"--cache-type-{letter}",
-            choices=KV_TYPES,
-            default="f16",
-            type=str.lower,
-            help=f"element type of cached {name} (default: f16)",
-        )
+    add_threads_option(parser)
+    add_cache_type_options(parser)
 
 
 def add_record_options(parser: argparse.ArgumentParser) -> None:

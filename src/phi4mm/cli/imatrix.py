@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from phi4mm.cli.options import add_gpu_layers_option, add_threads_option
 from phi4mm.cli.progress import progress_bar
 
 _EPILOG = """\
@@ -38,15 +39,8 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "-c", "--ctx-size", metavar="N", type=int, default=512, help="tokens of a chunk (512)"
     )
     parser.add_argument("--chunks", metavar="N", type=int, help="most chunks (default: all)")
-    parser.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
-    parser.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        metavar="N",
-        type=int,
-        default=0,
-        help="decoder layers on an accelerator (default: 0)",
-    )
+    add_threads_option(parser)
+    add_gpu_layers_option(parser)
     parser.set_defaults(run=run)
 
 

@@ -54,15 +54,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         type=int,
         help="positions per sequence, prompt and answer together (default: 8192)",
     )
-    group.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
-    group.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        metavar="N",
-        type=int,
-        default=0,
-        help="decoder layers on an accelerator (default: 0)",
-    )
+    add_threads_option(group)
+    add_gpu_layers_option(group)
     group.add_argument(
         "-fa",
         "--flash-attn",
@@ -70,8 +63,30 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="the decoder's attention kernel (default: auto)",
     )
+    add_cache_type_options(group)
+
+
+def add_threads_option(parser: argparse._ActionsContainer) -> None:
+    """How many threads compute."""
+    parser.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
+
+
+def add_gpu_layers_option(parser: argparse._ActionsContainer) -> None:
+    """What goes to an accelerator."""
+    parser.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        metavar="N",
+        type=int,
+        default=0,
+        help="decoder layers on an accelerator (default: 0)",
+    )
+
+
+def add_cache_type_options(parser: argparse._ActionsContainer) -> None:
+    """Element types of the KV cache."""
     for letter, name in (("k", "keys"), ("v", "values")):
-        group.add_argument(
+        parser.add_argument(
             f"-ct{letter}",
             f"--cache-type-{letter}",
             choices=KV_TYPES,

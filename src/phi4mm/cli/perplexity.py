@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phi4mm.cli.compute_options import add_compute_options, add_record_options, compute_params
+from phi4mm.cli.options import add_gpu_layers_option
 from phi4mm.cli.progress import progress_bar
 from phi4mm.errors import InputError
 
@@ -52,14 +53,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     parser.add_argument("--kl-divergence", action="store_true", help="compare with a base")
     parser.add_argument("--base", metavar="FILE", type=Path, help="what --save-logits wrote")
-    parser.add_argument(
-        "-ngl",
-        "--n-gpu-layers",
-        metavar="N",
-        type=int,
-        default=0,
-        help="decoder layers on an accelerator (default: 0)",
-    )
+    add_gpu_layers_option(parser)
     add_record_options(parser)
     parser.set_defaults(run=run)
 

@@ -16,6 +16,23 @@ from phi4mm.native.llama import Adapter, Context, Model
 from phi4mm.native.params import ContextParams
 
 
+def context_params(params: EngineParams, n_ctx: int, n_slots: int) -> ContextParams:
+    """What a context is made with: ``n_slots`` sequences of ``n_ctx`` positions each."""
+    n_batch = min(max(params.n_batch, n_slots), n_ctx * n_slots)
+    return ContextParams(
+        n_ctx_seq=n_ctx,
+        n_seq_max=n_slots,
+        n_threads=params.threads,
+        n_threads_batch=params.threads,
+        n_batch=n_batch,
+        n_ubatch=n_batch,
+        n_outputs_max=max(n_slots, min(n_batch, MAX_LOGIT_ROWS)),
+        type_k=params.type_k,
+        type_v=params.type_v,
+        flash_attn=params.flash_attention,
+    )
+
+
 class Decoder:
     """Owns the model, the adapters and both contexts; closes them in a safe order.
 
@@ -57,21 +74,8 @@ class Decoder:
             self._stack = stack.pop_all()
 
     def _pool(self, stack: ExitStack, params: EngineParams, n_ctx: int, n_slots: int) -> SlotPool:
-        n_batch = min(max(params.n_batch, n_slots), n_ctx * n_slots)
-        context_params = ContextParams(
-            n_ctx_seq=n_ctx,
-            n_seq_max=n_slots,
-            n_threads=params.threads,
-            n_threads_batch=params.threads,
-            n_batch=n_batch,
-            n_ubatch=n_batch,
-            n_outputs_max=max(n_slots, min(n_batch, MAX_LOGIT_ROWS)),
-            type_k=params.type_k,
-            type_v=params.type_v,
-            flash_attn=params.flash_attention,
-        )
-        context = stack.enter_context(Context(self._model, context_params, self._abort_flag))
-        return SlotPool(context)
+        made_with = context_params(params, n_ctx, n_slots)
+        return SlotPool(stack.enter_context(Context(self._model, made_with, self._abort_flag)))
 
     def adapter(self, name: AdapterName | None) -> Adapter | None:
         """The loaded adapter of this name; None for the bare base or where it is merged.

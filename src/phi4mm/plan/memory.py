@@ -20,8 +20,8 @@ from phi4mm.bench.work import file_bytes, kv_bytes
 from phi4mm.encoders.conformer import AudioEncoder
 from phi4mm.encoders.siglip import VisionEncoder
 from phi4mm.engine.context_plan import ContextPlan, plan_contexts
+from phi4mm.engine.decoder import context_params
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.engine.slot import MAX_LOGIT_ROWS
 from phi4mm.measurement.machine import anonymous_bytes
 from phi4mm.measurement.workload import noise_clip, noise_picture
 from phi4mm.media.crops import plan_crops
@@ -30,7 +30,6 @@ from phi4mm.modelfile.hparams import VisionHParams
 from phi4mm.modelfile.tensors import decoder_matrix_shapes
 from phi4mm.native.dry_run import DryBackend, DryModel, weight_bytes
 from phi4mm.native.library import load
-from phi4mm.native.params import ContextParams
 from phi4mm.prompt.medium import image_params
 
 _CLIP_S: Final = 30.0
@@ -166,7 +165,7 @@ class Planner:
             cache = kv_bytes(h, n_slots * n_cached, params.type_k, params.type_v)
             times = f"{n_slots} x " if n_slots > 1 else ""
             yield Item(f"KV cache, {name} context of {times}{n_cached}", cache, "memory")
-            context = _context_params(params, n_ctx, n_slots)
+            context = context_params(params, n_ctx, n_slots)
             compute = self._dry.compute_bytes(context) + self._adapter_bytes(context.n_batch)
             yield Item(f"compute buffer, {name} context", compute, "memory")
             yield Item(f"output rows, {name} context", 4 * h.n_vocab * n_slots, "memory")
@@ -235,23 +234,6 @@ def largest_picture(h: VisionHParams, n_ctx: int) -> tuple[int, int]:
         size for size in grids if plan_crops(*size, params).n_tokens + _ROOM_FOR_WORDS <= n_ctx
     ]
     return max(fitting, key=lambda size: size[0] * size[1], default=(side, side))
-
-
-def _context_params(params: EngineParams, n_ctx: int, n_slots: int) -> ContextParams:
-    """What the engine makes its contexts with (``engine.decoder``)."""
-    n_batch = min(max(params.n_batch, n_slots), n_ctx * n_slots)
-    return ContextParams(
-        n_ctx_seq=n_ctx,
-        n_seq_max=n_slots,
-        n_threads=params.threads,
-        n_threads_batch=params.threads,
-        n_batch=n_batch,
-        n_ubatch=n_batch,
-        n_outputs_max=max(n_slots, min(n_batch, MAX_LOGIT_ROWS)),
-        type_k=params.type_k,
-        type_v=params.type_v,
-        flash_attn=params.flash_attention,
-    )
 
 
 @contextmanager
