@@ -1,7 +1,8 @@
 """The loop every stage shares: schedule, steps, log, evaluation, atomic checkpoints, resume.
 
 A stage is a problem to be solved (what its loss is, which weights it trains); the loop knows
-nothing of modalities. Runs are exact repeats: each block of batches is seeded by its number.
+nothing of modalities. Data are seeded by the step at which a block of batches begins, so an
+uninterrupted run repeats exactly; a resumed one begins a new block and differs from there.
 """
 
 from __future__ import annotations

@@ -95,9 +95,8 @@ class SampleModel(nn.Module):
     def answer_loss(self, embeddings: Tensor, labels: Tensor, adapter: str | None) -> AnswerLoss:
         """labels: [batch, time], IGNORED outside the answers.
 
-        A sample weighs as the square root of its answer's length. With a mean over tokens the
-        long answers (calls) drown the short ones (facts and sums); with a mean over samples the
-        short ones drown copying, which is learnt from long ones.
+        A sample weighs as the square root of its answer's length: between a mean over tokens, in
+        which long answers (calls) dominate, and one over samples, in which short ones do.
         """
         hidden, target = self.hidden(embeddings, adapter)[:, :-1], labels[:, 1:]
         kept = target != IGNORED

@@ -43,6 +43,10 @@ _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in name
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'phi4mm' has no attribute {name!r}")

@@ -76,6 +76,23 @@ def test_a_page_that_is_not_there_is_refused(tmp_path):
     assert "has no page 2; it has 1" in done.stderr
 
 
+def test_pages_are_not_dropped_in_silence(tmp_path):
+    pages = [Image.new("RGB", (448, 448), color) for color in ("red", "green")]
+    pages[0].save(tmp_path / "scan.tiff", save_all=True, append_images=pages[1:])
+    pages[0].save(tmp_path / "moving.gif", save_all=True, append_images=pages[1:])
+    done = phi4mm("run", "-p", "?", "--image", tmp_path / "scan.tiff")
+    assert done.returncode == 2
+    assert "has 2 pages; choose some with --pages" in done.stderr
+    done = phi4mm("run", "-t", 1, "-p", "?", "-n", 1, "--image", tmp_path / "moving.gif")
+    assert done.returncode == 0
+    assert "the first of 2 frames is used" in done.stderr
+
+
+def test_minus_one_is_no_limit():
+    done = phi4mm("run", "-t", 1, "-p", "Hello", "-n", -1, "-c", 32, "--json")
+    assert done.returncode == 0
+
+
 def test_prompt_from_standard_input():
     assert answer(stdin="Hello")["usage"] == answer("-p", "Hello")["usage"]
 

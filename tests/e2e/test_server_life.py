@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -101,3 +103,14 @@ def test_bad_settings_are_said_at_once(args, message, capsys):
 
     assert main(["serve", *args]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_port_in_use_is_refused_before_anything_is_loaded(server):
+    port = server.url.rsplit(":", 1)[1]
+    done = subprocess.run(
+        [sys.executable, "-m", "phi4mm", "serve", "--port", port],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr

@@ -52,7 +52,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "--ctx-size",
         metavar="N",
         type=int,
-        help="positions per sequence, prompt and answer together (default: 8192)",
+        help="positions per sequence, prompt and answer together "
+        "(default: 8192, or what the model was trained for if that is less)",
     )
     add_threads_option(group)
     add_gpu_layers_option(group)
@@ -99,7 +100,13 @@ def add_cache_type_options(parser: argparse._ActionsContainer) -> None:
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
     """Flags that choose the next token and the end of an answer."""
     group = parser.add_argument_group("sampling")
-    group.add_argument("-n", "--n-predict", metavar="N", type=int, help="most tokens to generate")
+    group.add_argument(
+        "-n",
+        "--n-predict",
+        metavar="N",
+        type=int,
+        help="most tokens to generate; -1 or nothing: until it stops or the context is full",
+    )
     group.add_argument(
         "--temp",
         metavar="T",
@@ -173,5 +180,5 @@ def sampling_params(args: argparse.Namespace) -> SamplingParams:
         top_p=args.top_p,
         min_p=args.min_p,
         seed=args.seed,
-        max_tokens=args.n_predict,
+        max_tokens=None if args.n_predict == -1 else args.n_predict,
     )

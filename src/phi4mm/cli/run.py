@@ -79,13 +79,19 @@ def _messages(args: argparse.Namespace) -> list[Message]:
 
 
 def _images(args: argparse.Namespace) -> list[ImageSource]:
-    """The picture files, or the chosen pages of them."""
-    if args.pages is None:
-        return list(args.image)
-    from phi4mm.media.pages import load_pages, parse_pages
+    """The pictures, or the chosen pages; of an animation the first frame, which is said."""
+    from phi4mm.media.pages import count_pages, load_pages, parse_pages
 
-    numbers = parse_pages(args.pages)
-    return [page.image for name in args.image for page in load_pages(name, numbers)]
+    numbers = None if args.pages is None else parse_pages(args.pages)
+    images: list[ImageSource] = []
+    for name in args.image:
+        if numbers is None and (n_frames := count_pages(name)) == 1:
+            images.append(name)
+            continue
+        images += (page.image for page in load_pages(name, numbers))
+        if numbers is None:
+            print(f"phi4mm: {name}: the first of {n_frames} frames is used", file=sys.stderr)
+    return images
 
 
 def _print_json(events: Iterator[Event]) -> None:

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
 
     service = Service(_settings(args))
     _log_to_stderr(args.log_format)
+    _require_free(args.host, args.port)
     config = uvicorn.Config(
         make_app(service),
         host=args.host,
@@ -132,6 +134,20 @@ def run(args: argparse.Namespace) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
     uvicorn.Server(config).run()
     return 0
+
+
+def _require_free(host: str, port: int) -> None:
+    """Look at the port before anything is loaded.
+
+    Raises:
+        InputError: somebody else has it, or the host is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        socket.create_server((host, port), family=family).close()
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"cannot listen on {host} port {port}: {reason}") from None
 
 
 def _settings(args: argparse.Namespace) -> ServerSettings:
