@@ -1,6 +1,6 @@
 """The conformer and its two projectors, parameters named as in the original checkpoint.
 
-Source: docs/model.md, sections 2.3, 4.4 and 4.5.
+Source: docs/model.md, "Audio": "Encoder" and "Projectors".
 """
 
 from __future__ import annotations

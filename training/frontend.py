@@ -1,6 +1,6 @@
 """Pictures and sound to the encoders' input, as the reference processors do it.
 
-Source: docs/model.md, sections 3.1 and 4.2.
+Source: docs/model.md, "Grid" and "Log-mel".
 """
 
 from __future__ import annotations

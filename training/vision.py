@@ -1,6 +1,6 @@
 """The vision encoder and its projector, parameters named as in the original checkpoint.
 
-Source: docs/model.md, sections 2.2 and 3.3 to 3.4.
+Source: docs/model.md, "Vision": "Encoder" and "Compression and HD arrangement".
 """
 
 from __future__ import annotations
