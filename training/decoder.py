@@ -1,7 +1,7 @@
 """The text decoder with its two adapters, parameters named as in the original checkpoint.
 
 Differs from the transformers class only in how it is computed: batches are padded on the right,
-so that causal attention needs no mask. Source: docs/model.md, section 6.
+so that causal attention needs no mask. Source: docs/model.md, "Decoder".
 """
 
 from __future__ import annotations
