@@ -197,7 +197,7 @@ def test_a_stopped_run_goes_on_where_it_was(
 
     code, _, err = ask(capsys, questions, "--answers", answers, "-ctk", "f32")
     assert code == 2
-    assert "another cache" in err
+    assert "different cache" in err
 
 
 def test_an_item_that_cannot_be_asked_is_counted(

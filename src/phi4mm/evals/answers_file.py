@@ -85,7 +85,7 @@ class AnswersFile:
         for name, value in first.items():
             if found.get(name) != json.loads(json.dumps(value)):
                 raise InputError(
-                    f"{path}: its answers were given with other {name}: choose another file"
+                    f"{path}: its answers were given with different {name}: choose another file"
                 )
         self.answers = {answer.key: answer for answer in answers}
         return len(data)
