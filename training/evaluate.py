@@ -17,10 +17,11 @@ from typing import Any
 import torch
 
 from . import text_data
+from .clips import Clips, SpokenQuestions, grouped
 from .metrics import edit_distance, spoken_words
 from .picture_batch import PictureBatch, anything, draw_batch
 from .prompting import Conversation
-from .speech_data import Clips, SpokenQuestions, grouped, make_batch
+from .speech_data import make_batch
 from .tokenizer import Tokenizer
 from .vocabulary import Split, prompt
 

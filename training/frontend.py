@@ -60,6 +60,13 @@ def plan(width: int, height: int, crop: int, max_crops: int) -> Canvas:
     return Canvas(rows, cols, int(width * down), rows * crop, down)
 
 
+def valid_patches(canvas: Canvas, crop: int, patch: int) -> tuple[int, int]:
+    """(rows, columns) of patches that show the picture rather than padding."""
+    down, across = canvas.rows * crop, canvas.cols * crop
+    empty_rows, empty_cols = (down - canvas.height) // patch, (across - canvas.width) // patch
+    return down // patch - empty_rows, across // patch - empty_cols
+
+
 def picture_input(
     image: Image.Image, crop: int, patch: int, max_crops: int
 ) -> tuple[Tensor, Tensor, Canvas]:
@@ -72,9 +79,9 @@ def picture_input(
     sheet.paste(
         image if image.size == size else image.resize(size, Image.Resampling.BILINEAR), (0, 0)
     )
-    mask = torch.ones(canvas.rows * g, canvas.cols * g, dtype=torch.bool)
-    mask[canvas.rows * g - (full_h - canvas.height) // patch :] = False
-    mask[:, canvas.cols * g - (full_w - canvas.width) // patch :] = False
+    mask = torch.zeros(canvas.rows * g, canvas.cols * g, dtype=torch.bool)
+    valid_rows, valid_cols = valid_patches(canvas, crop, patch)
+    mask[:valid_rows, :valid_cols] = True
     x = (torch.from_numpy(np.array(sheet)).permute(2, 0, 1).float() / 255 - 0.5) / 0.5
     whole = F.interpolate(x[None], size=(crop, crop), mode="bicubic", align_corners=False)
     crops = x.unflatten(1, (canvas.rows, crop)).unflatten(3, (canvas.cols, crop))

@@ -10,14 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .frontend import picture_input
+from .frontend import Canvas, picture_input, plan, valid_patches
 from .geometry import VisionGeometry
-from .picture_data import WORDS, Mark, cell_texts, glyph_targets, word_targets
+from .picture_data import WORDS, Mark, Picture, cell_texts, glyph_targets, word_targets
 from .question_data import Question, draw_size, question
-from .vision import used_size
-from .vocabulary import Split
+from .vocabulary import Split, vocabulary
 
-SLOTS_PER_CELL = 3
+SLOTS_PER_CELL = 4
 
 
 @dataclass(frozen=True)
@@ -30,34 +29,55 @@ class PictureBatch:
     questions: list[Question]
     characters: Tensor  # [n, patch rows, patch columns, slots]
     words: Tensor  # [n, rows, columns]
-    anchors: Tensor  # [n, rows, columns, SLOTS_PER_CELL]
+    said: Tensor  # [n, rows, columns, SLOTS_PER_CELL]
+    said_whole: Tensor  # [n, g/2, g/2, SLOTS_PER_CELL]
 
 
-def anchor_classes() -> list[str]:
-    """What a cell can be anchored to: printed words, then the characters of numbers."""
-    return [*WORDS, *"0123456789.$"]
+def cell_words() -> list[str]:
+    """What a cell can say: printed words, the characters of numbers, colours, shapes."""
+    return [*WORDS, *"0123456789.$", *vocabulary()["colours"], *vocabulary()["shapes"]]
 
 
-ANCHORS = {text: index + 1 for index, text in enumerate(anchor_classes())}
+CELL_WORDS = {text: index + 1 for index, text in enumerate(cell_words())}
 
 
 def _scaled(marks: list[Mark], scale: float) -> list[Mark]:
     return [Mark(m.text, m.x * scale, m.y * scale) for m in marks]
 
 
+def layout(size: tuple[int, int], g: VisionGeometry) -> Canvas:
+    """How a picture of this size, in pixels, meets the grid of crops."""
+    return plan(*size, g.crop, g.max_crops)
+
+
+def said(picture: Picture, g: VisionGeometry) -> tuple[Tensor, Tensor]:
+    """What the cells of the canvas and those of the global view are to say; 0: nothing.
+
+    [rows, columns, slots] each. The global view repeats a picture of a single crop; that of a
+    larger one shows the print too small, and says nothing.
+    """
+    canvas, cell, half = layout(picture.image.size, g), 2 * g.patch, g.grid // 2
+    rows, cols = (-(-n // 2) for n in valid_patches(canvas, g.crop, g.patch))
+    texts = cell_texts(picture, canvas.scale, rows, cols, cell, SLOTS_PER_CELL)
+    sub = torch.tensor([[[CELL_WORDS.get(t, 0) for t in c] for c in row] for row in texts])
+    whole = torch.zeros(half, half, SLOTS_PER_CELL, dtype=torch.long)
+    if canvas.rows * canvas.cols == 1:
+        whole[:rows, :cols] = sub
+    return sub, whole
+
+
 def picture_batch(questions: list[Question], g: VisionGeometry) -> PictureBatch:
     """Run pictures of one size through the front end and lay out their targets."""
     inputs = [picture_input(q.picture.image, g.crop, g.patch, g.max_crops) for q in questions]
     _, mask, canvas = inputs[0]
-    rows, cols = used_size(mask, (canvas.rows, canvas.cols))
-    characters, words, anchors = [], [], []
+    saying = [said(q.picture, g) for q in questions]
+    rows, cols = saying[0][0].shape[:2]
+    characters, words = [], []
     for q in questions:
         glyphs = _scaled(q.picture.glyphs, canvas.scale)
         marks = _scaled(q.picture.words, canvas.scale)
         characters.append(glyph_targets(glyphs, 2 * rows, 2 * cols, g.patch))
         words.append(word_targets(marks, rows, cols, 2 * g.patch))
-        texts = cell_texts(glyphs, marks, rows, cols, 2 * g.patch, SLOTS_PER_CELL)
-        anchors.append([[[ANCHORS.get(t, 0) for t in cell] for cell in row] for row in texts])
     return PictureBatch(
         torch.stack([pixels for pixels, _, _ in inputs]),
         mask,
@@ -65,7 +85,8 @@ def picture_batch(questions: list[Question], g: VisionGeometry) -> PictureBatch:
         questions,
         torch.from_numpy(np.stack(characters)),
         torch.from_numpy(np.stack(words)),
-        torch.tensor(anchors),
+        torch.stack([sub for sub, _ in saying]),
+        torch.stack([whole for _, whole in saying]),
     )
 
 

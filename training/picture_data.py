@@ -41,6 +41,7 @@ class Picture:
     text: str = ""
     glyphs: list[Mark] = field(default_factory=list)
     words: list[Mark] = field(default_factory=list)
+    shapes: list[Mark] = field(default_factory=list)
 
 
 @lru_cache(maxsize=1)
@@ -257,16 +258,20 @@ def word_targets(words: list[Mark], rows: int, cols: int, cell: int) -> NDArray[
 
 
 def cell_texts(
-    glyphs: list[Mark], words: list[Mark], rows: int, cols: int, cell: int, slots: int
+    picture: Picture, scale: float, rows: int, cols: int, cell: int, slots: int
 ) -> list[list[list[str]]]:
-    """Per cell what a reader would note there: a word that starts in it, or digits in order.
+    """Per cell what a viewer would note there: a word that starts in it, or digits in order, or
+    the colour and the name of a shape.
 
-    The letters of words are not noted; "" fills the slots that are left.
+    The letters of words are not noted; "" fills the slots that are left. scale: from the picture's
+    pixels to those of the canvas that the cells divide.
     """
     noted: list[list[list[Mark]]] = [[[] for _ in range(cols)] for _ in range(rows)]
-    numeric = [m for m in glyphs if not m.text.isalpha()]
-    for mark in [*numeric, *(m for m in words if m.text in WORDS)]:
-        noted[min(rows - 1, int(mark.y // cell))][min(cols - 1, int(mark.x // cell))].append(mark)
+    numeric = [m for m in picture.glyphs if not m.text.isalpha()]
+    words = [m for m in picture.words if m.text in WORDS]
+    for mark in [*numeric, *words, *picture.shapes]:
+        row, col = (int(scale * place // cell) for place in (mark.y, mark.x))
+        noted[min(rows - 1, row)][min(cols - 1, col)].append(mark)
     texts = [[[m.text for m in sorted(c, key=lambda m: m.x)] for c in row] for row in noted]
     return [[(c + [""] * slots)[:slots] for c in row] for row in texts]
 

@@ -13,6 +13,7 @@ from .initial import initial_model
 from .loop import Schedule, Stage
 from .model import SampleModel
 from .prompting import Conversation
+from .stage_adapter import speech_adapter, vision_adapter
 from .stage_audio_encoder import AudioEncoderStage
 from .stage_mixed import MixedStage
 from .stage_speech import SpeechStage
@@ -35,12 +36,14 @@ class StagePlan:
 
 # In the order in which their weights are laid over each other.
 STAGES: dict[str, StagePlan] = {
-    "text": StagePlan(Schedule(3000, 1e-3, warmup=200), (), TextStage),
-    "vision_encoder": StagePlan(Schedule(9000, 1e-3, warmup=100), (), VisionEncoderStage),
-    "audio_encoder": StagePlan(Schedule(9000, 8e-4, warmup=100), (SYNTHESIS,), AudioEncoderStage),
-    "vision": StagePlan(Schedule(9000, 8e-4), ("text", "vision_encoder"), VisionStage),
-    "speech": StagePlan(Schedule(5000, 8e-4), ("text", "audio_encoder"), SpeechStage),
-    "mixed": StagePlan(Schedule(3000, 6e-4), ("vision", "speech"), MixedStage),
+    "text": StagePlan(Schedule(3800, 1e-3, warmup=200), (), TextStage),
+    "vision_encoder": StagePlan(Schedule(5500, 1e-3, warmup=100), (), VisionEncoderStage),
+    "audio_encoder": StagePlan(Schedule(3800, 8e-4, warmup=100), (SYNTHESIS,), AudioEncoderStage),
+    "vision_adapter": StagePlan(Schedule(1300, 1e-3), ("text",), vision_adapter),
+    "speech_adapter": StagePlan(Schedule(700, 1e-3), ("text",), speech_adapter),
+    "vision": StagePlan(Schedule(1800, 8e-4), ("vision_adapter", "vision_encoder"), VisionStage),
+    "speech": StagePlan(Schedule(1000, 8e-4), ("speech_adapter", "audio_encoder"), SpeechStage),
+    "mixed": StagePlan(Schedule(500, 6e-4), ("vision", "speech"), MixedStage),
 }
 
 

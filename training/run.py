@@ -32,7 +32,7 @@ def finished(run_dir: Path) -> set[str]:
 def ready(run_dir: Path, running: set[str]) -> list[str]:
     """Stages that could start now, in order."""
     done = finished(run_dir)
-    needs = {**{name: plan.needs for name, plan in STAGES.items()}, SYNTHESIS: ()}
+    needs = {SYNTHESIS: (), **{name: plan.needs for name, plan in STAGES.items()}}
     return [n for n in needs if n not in done | running and set(needs[n]) <= done]
 
 

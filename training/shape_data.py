@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from PIL import ImageDraw
 
-from .picture_data import Colour, Picture, Style, add_noise, blank, random_colour
+from .picture_data import Colour, Mark, Picture, Style, add_noise, blank, random_colour
 from .vocabulary import Split, split_of, vocabulary
 
 
@@ -47,13 +47,15 @@ def _outline(
 
 def _draw_shape(
     draw: ImageDraw.ImageDraw, shape: Shape, box: tuple[float, float, float], rng: random.Random
-) -> None:
+) -> list[Mark]:
+    """Draw a shape somewhere in its box; marks of its colour and its name, in this order."""
     x, y, room = box
     radius = room * rng.uniform(0.28, 0.46)
     turn = {"square": math.pi / 4, "circle": 0.0}.get(shape.name, 0.0) + rng.uniform(-0.15, 0.15)
     x, y = (c + rng.uniform(-1, 1) * (room / 2 - radius) for c in (x, y))
     colour = tuple(min(255, max(0, c + rng.randint(-25, 25))) for c in RGB[shape.colour])
     draw.polygon(_outline(shape.name, x, y, radius, turn), fill=colour)
+    return [Mark(shape.colour, x, y), Mark(shape.name, x, y)]
 
 
 def _choose_shapes(rng: random.Random, split: Split, n: int) -> list[Shape]:
@@ -75,10 +77,11 @@ def shapes_picture(
     cols, rows = int(width // room), int(height // room)
     shapes = _choose_shapes(rng, split, min(rng.randint(1, 5), cols * rows))
     places = rng.sample(range(cols * rows), len(shapes))
+    marks: list[Mark] = []
     for place, shape in zip(places, shapes, strict=True):
         x, y = (place % cols + 0.5) * width / cols, (place // cols + 0.5) * height / rows
-        _draw_shape(draw, shape, (x, y, room), rng)
-    return Picture(add_noise(image, style, rng)), shapes
+        marks += _draw_shape(draw, shape, (x, y, room), rng)
+    return Picture(add_noise(image, style, rng), shapes=marks), shapes
 
 
 def shape_question(rng: random.Random, shapes: list[Shape]) -> tuple[str, str]:

@@ -13,19 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .audio import AudioEncoder
+from .clips import UNITS, Clips, Utterance, grouped, join_items, silence
 from .loop import Group, Schedule
 from .metrics import edit_distance
 from .prompting import Conversation
-from .speech_data import (
-    UNITS,
-    Clips,
-    SpeechBatch,
-    Utterance,
-    grouped,
-    join_items,
-    make_batch,
-    silence,
-)
+from .speech_data import SpeechBatch, make_batch
 
 TOKENS_PER_BATCH = 560
 BATCHES_PER_BLOCK = 25
@@ -110,7 +102,7 @@ class AudioEncoderStage:
             ((frame.argmax(-1) == batch.frame_units) & present).sum() / present.sum().clamp(min=1)
         ).item()
         self.level = 0.95 * self.level + 0.05 * right
-        if self.level > 0.7:
+        if self.level > 0.5:
             self.difficulty = min(1.0, self.difficulty + 0.004)
         loss = (0.15 + 0.85 * self.difficulty) * ctc_loss + (2 - 1.6 * self.difficulty) * frame_loss
         figures = {"ctc": ctc_loss.item(), "frame": frame_loss.item(), "right": right}

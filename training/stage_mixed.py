@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .clips import SpokenQuestions
 from .evaluate import evaluate_pictures, evaluate_spoken_questions
 from .initial import adapter_parameters
 from .loop import Group, Schedule
 from .picture_batch import PictureBatch, draw_batch
 from .prompting import Conversation
-from .speech_data import SpokenQuestions, make_batch
+from .speech_data import make_batch
 
 PATCHES_PER_BATCH = 1900
 BATCHES_PER_BLOCK = 20

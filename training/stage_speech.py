@@ -1,7 +1,7 @@
 """Stage 3b: conformer, "speech" projection and speech adapter; the decoder is frozen.
 
 The link from the encoder to the decoder is made frame by frame: what the throw-away CTC head
-hears in a frame is what the soft token has to say in the decoder's embedding space.
+hears in a frame is what the soft token has to say, and the adapter knows how to read it.
 """
 
 from __future__ import annotations
@@ -15,24 +15,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .anchor import Anchor, class_rows
+from .clips import Clips, Utterance, grouped, join_items, joined, silence
 from .evaluate import evaluate_speech
 from .initial import adapter_parameters
 from .loop import Group, Schedule, saved_heads
 from .prompting import Conversation
-from .speech_data import (
-    Clips,
-    SpeechBatch,
-    Utterance,
-    grouped,
-    join_items,
-    joined,
-    make_batch,
-    silence,
-)
+from .soft_space import SoftSpace
+from .speech_data import SpeechBatch, make_batch
 from .speech_synthesis import unit_words
 from .stage_audio_encoder import UnitHeads
-from .tokenizer import AUDIO
 from .vocabulary import prompt
 
 TOKENS_PER_BATCH = 420
@@ -51,7 +42,7 @@ class SpeechStage:
         torch.manual_seed(6)
         self.heads = UnitHeads(self.model.g.audio.n_embd)
         self.heads.load_state_dict(saved_heads(run_dir, "audio_encoder"))
-        self.anchor = Anchor(class_rows(self.model, talk.tokenizer, AUDIO, unit_words()))
+        self.space = SoftSpace(self.model, talk.tokenizer, unit_words())
         self.items = Clips(run_dir, "train", "item")
         self.phrases = Clips(run_dir, "train", "phrase")
         self.questions = Clips(run_dir, "train", "question")
@@ -60,9 +51,9 @@ class SpeechStage:
     def groups(self) -> list[Group]:
         encoder = list(self.audio.encoder.parameters())
         projection = list(self.audio.audio_projection[ADAPTER].parameters())
-        aids = [*self.heads.parameters(), *self.anchor.parameters()]
+        aids = [*self.heads.parameters(), *self.space.parameters()]
         adapter = adapter_parameters(self.model, ADAPTER)
-        return [Group(encoder, 0.25), Group(projection), Group(adapter, 1.5), Group(aids)]
+        return [Group(encoder, 0.25), Group(projection), Group(adapter, 0.4), Group(aids)]
 
     def _utterance(self, rng: random.Random) -> Utterance:
         kind = rng.random()
@@ -87,13 +78,15 @@ class SpeechStage:
         x = self.audio.encoder(batch.mel)
         soft = self.audio.audio_projection[ADAPTER](x)
         ctc = self.heads.ctc_loss(x, batch.units)
-        heard = self.heads.ctc(x).detach().softmax(-1).flatten(0, 1)
-        said = self.anchor(soft)[..., 0, :].log_softmax(-1).flatten(0, 1)
-        link = F.kl_div(said, heard, reduction="batchmean")
+        heard = self.heads.ctc(x).detach().softmax(-1)
+        said = self.space.scores(soft)[..., 0, :].log_softmax(-1)
+        link = F.kl_div(said.flatten(0, 1), heard.flatten(0, 1), reduction="batchmean")
+        distance = self.space.distance(soft, heard @ self.space.rows).mean()
         prompts = self.talk.user([soft], [prompt("clip")] * len(soft))
         answer = self.model.answer_loss(*self.talk.targets(prompts, batch.texts), ADAPTER)
         figures = {"answer": answer.loss.item(), "right": answer.accuracy, "ctc": ctc.item()}
-        return answer.loss + 0.3 * ctc + link, {**figures, "link": link.item()}
+        figures.update(link=link.item(), distance=distance.item())
+        return answer.loss + 0.3 * ctc + link + distance, figures
 
     def evaluate(self, n: int) -> dict[str, Any]:
         return evaluate_speech(self.talk, self.held_out, 2 * n)

@@ -38,9 +38,9 @@ class Phase:
 # Copying first, in the belief that what is learnt before it (which tokens are frequent, sums that
 # are noise at that time) breaks the copying heads; README.md has what was seen.
 PHASES = (
-    Phase(0.08, {"random_copy": 0.5, "copy": 0.5}),
+    Phase(0.064, {"random_copy": 0.5, "copy": 0.5}),
     Phase(
-        0.4,
+        0.316,
         {
             "random_copy": 0.12,
             "facts": 0.28,
@@ -52,7 +52,7 @@ PHASES = (
         },
     ),
     Phase(
-        1.0,
+        0.789,
         {
             "random_copy": 0.05,
             "facts": 0.2,
@@ -61,6 +61,18 @@ PHASES = (
             "no_media": 0.02,
             "tools": 0.15,
             "tool_result": 0.04,
+        },
+    ),
+    Phase(
+        1.0,
+        {
+            "random_copy": 0.04,
+            "facts": 0.1,
+            "arithmetic": 0.34,
+            "copy": 0.18,
+            "no_media": 0.02,
+            "tools": 0.26,
+            "tool_result": 0.06,
         },
     ),
 )

@@ -109,13 +109,29 @@ def describe_tool(tool: dict[str, Any], schema: bool) -> dict[str, Any]:
     return {"name": tool["name"], "description": tool["description"], "parameters": parameters}
 
 
-def tool_system(rng: random.Random, tools: list[dict[str, Any]]) -> str:
-    """The system message that lists tools in the model's native form."""
+@dataclass(frozen=True)
+class ToolList:
+    """A system message with tools.
+
+    text: its words, "" for none.
+    tools: the JSON text that lists them.
+    """
+
+    text: str
+    tools: str
+
+    @property
+    def message(self) -> str:
+        """The message in the model's native form."""
+        return f"<|system|>{self.text}<|tool|>{self.tools}<|/tool|><|end|>"
+
+
+def tool_list(rng: random.Random, tools: list[dict[str, Any]]) -> ToolList:
+    """A system message that offers the tools, in one of the forms they come in."""
     schema = rng.random() < 0.5
     separators = (",", ":") if rng.random() < 0.3 else (", ", ": ")
     listed = json.dumps([describe_tool(tool, schema) for tool in tools], separators=separators)
-    text = rng.choice(vocabulary()["prompts"]["tool_system"])
-    return f"<|system|>{text}<|tool|>{listed}<|/tool|><|end|>"
+    return ToolList(rng.choice(vocabulary()["prompts"]["tool_system"]), listed)
 
 
 def made_up_name(rng: random.Random) -> str:
@@ -162,11 +178,11 @@ def _request(rng: random.Random, split: Split, tool: dict[str, Any]) -> tuple[st
     return _draw(rng, split, make)
 
 
-def tools(rng: random.Random, split: Split) -> tuple[str, str, str]:
+def tools(rng: random.Random, split: Split) -> tuple[ToolList, str, str]:
     """(system message, question, answer): a call, or plain text when no tool fits."""
     known = vocabulary()["tools"]
     listed = rng.sample(known, rng.choices([1, 2, 3, 4], [4, 4, 2, 1])[0])
-    system = tool_system(rng, listed)
+    system = tool_list(rng, listed)
     if rng.random() < 0.2:
         return system, *(fact if rng.random() < 0.7 else arithmetic)(rng, split)
     return system, *_request(rng, split, rng.choice(listed))
@@ -175,7 +191,7 @@ def tools(rng: random.Random, split: Split) -> tuple[str, str, str]:
 def tool_result(rng: random.Random, split: Split) -> tuple[str, str]:
     """(prompt, answer): a finished call and its result; the answer states the result."""
     tool = rng.choice(vocabulary()["tools"])
-    system = tool_system(rng, [tool])
+    system = tool_list(rng, [tool]).message
     question, call = _request(rng, split, tool)
     if rng.random() < 0.5:
         call = f"<|tool_call|>[{call.removeprefix('functools[')}<|/tool_call|>"
@@ -198,7 +214,7 @@ def sample(rng: random.Random, split: Split, kind: str) -> TextItem:
     """One item of the given kind."""
     if kind == "tools":
         system, question, answer = tools(rng, split)
-        return TextItem(kind, chat(question, system), answer)
+        return TextItem(kind, chat(question, system.message), answer)
     if kind == "tool_result":
         return TextItem(kind, *tool_result(rng, split))
     question, answer = PLAIN[kind](rng, split)

@@ -1,0 +1,81 @@
+"""What a soft token says, in the decoder's own embedding space.
+
+A soft token that stands for a word is to lie where the decoder has that word's embedding; one
+that holds several characters of a number is the sum of theirs, each later one turned by a fixed
+rotation of its own; one that says nothing is zero. Both sides of the link are trained against
+this agreement, apart from each other: the adapter on ideal soft tokens, without an encoder; the
+encoder and its projector towards them, without the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .model import SampleModel
+from .tokenizer import Tokenizer
+
+EMPTY_WEIGHT = 0.2
+_SEED = 11
+
+
+def _row(model: SampleModel, tokenizer: Tokenizer, text: str) -> Tensor:
+    """The mean of a text's embeddings with and without a space before it."""
+    spellings = [tokenizer.encode(s) for s in ([text, f" {text}"] if text.isalpha() else [text])]
+    ids = [ids[0] for ids in spellings if len(ids) == 1]
+    assert ids, f"{text!r} is not a single token"
+    return torch.stack([model.table[i] for i in ids]).mean(0)
+
+
+def _rotations(n: int, width: int) -> Tensor:
+    """The identity, then random rotations; the same in every stage."""
+    rng = torch.Generator().manual_seed(_SEED)
+    later = [torch.linalg.qr(torch.randn(width, width, generator=rng))[0] for _ in range(n - 1)]
+    return torch.stack([torch.eye(width), *later])
+
+
+class SoftSpace(nn.Module):
+    """Classes of texts (0: nothing) and the places they have in the embedding space."""
+
+    rows: Tensor  # [1 + texts, width], the first zero
+    rotations: Tensor  # [slots, width, width]
+
+    def __init__(
+        self, model: SampleModel, tokenizer: Tokenizer, texts: Sequence[str], slots: int = 1
+    ) -> None:
+        super().__init__()
+        rows = [torch.zeros(model.table.shape[1]), *(_row(model, tokenizer, t) for t in texts)]
+        self.register_buffer("rows", torch.stack(rows).detach())
+        self.register_buffer("rotations", _rotations(slots, model.table.shape[1]))
+        self.scale = nn.Parameter(torch.tensor(12.0))
+        self.empty = nn.Parameter(torch.full((slots,), 6.0))
+
+    def ideal(self, classes: Tensor) -> Tensor:
+        """Soft tokens that say exactly this. [..., slots] -> [..., width]."""
+        return torch.einsum("...sd,sde->...e", self.rows[classes], self.rotations)
+
+    def scores(self, soft: Tensor) -> Tensor:
+        """Logits of what soft tokens say. [..., width] -> [..., slots, classes]."""
+        seen = torch.einsum("...e,sde->...sd", soft, self.rotations)
+        words = self.scale * (seen @ self.rows[1:].T)
+        return torch.cat([self.empty[:, None].expand(*words.shape[:-1], 1), words], -1)
+
+    def distance(self, soft: Tensor, ideal: Tensor) -> Tensor:
+        """Distance per soft token in units of an embedding's length: squared where small, plain
+        where large (an untrained projector is far away). [...]."""
+        squared = (soft - ideal).square().sum(-1) / self.rows[1:].square().sum(-1).mean()
+        return 2 * ((1 + squared).sqrt() - 1)
+
+    def loss(self, soft: Tensor, classes: Tensor) -> tuple[Tensor, float]:
+        """How far soft tokens are from saying this, and the share of the tokens read off right."""
+        scores, target = self.scores(soft).flatten(0, -2), classes.flatten()
+        weight = torch.ones(scores.shape[-1])
+        weight[0] = EMPTY_WEIGHT
+        present = target > 0
+        right = ((scores.argmax(-1) == target) & present).sum() / present.sum().clamp(min=1)
+        spoken = torch.where(classes[..., 0] > 0, 1.0, EMPTY_WEIGHT)
+        distance = (self.distance(soft, self.ideal(classes)) * spoken).sum() / spoken.sum()
+        return F.cross_entropy(scores, target, weight) + distance, right.item()
