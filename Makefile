@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test check clean
+.PHONY: demo install test check docs clean
 
 demo: $(VENV)/.installed
 	$(BIN)/phi4mm demo
+
+install: $(VENV)/.installed-test
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest
@@ -15,6 +17,9 @@ check: $(VENV)/.installed-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy --strict src
+
+docs: $(VENV)/.installed-docs
+	$(BIN)/mkdocs build --strict
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -26,6 +31,10 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install --quiet --editable '.[test]'
 	touch $@ $(VENV)/.installed
+
+$(VENV)/.installed-docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install --quiet --editable '.[docs]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -14,18 +14,24 @@ from __future__ import annotations
 import argparse
 import base64
 import http.client
+import io
 import json
+import math
 import os
 import random
 import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
+
+import numpy as np
+import soundfile
 
 MEDIA = Path(__file__).parents[1] / "src" / "phi4mm" / "sample" / "media"
 # below this lead of the likeliest token, rounding may choose another one
@@ -33,7 +39,18 @@ SURE = 1e-2
 N_TOKENS = 16
 
 
-def requests() -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class Question:
+    """A request, and how its answer is judged."""
+
+    path: str
+    content_type: str
+    body: bytes
+    streamed: bytes
+    is_right: Callable[[dict[str, Any], dict[str, Any]], bool]
+
+
+def questions() -> list[Question]:
     """One request of each kind."""
     picture = base64.b64encode((MEDIA / "picture.png").read_bytes()).decode()
     clip = base64.b64encode((MEDIA / "clip.flac").read_bytes()).decode()
@@ -41,15 +58,40 @@ def requests() -> list[dict[str, Any]]:
     sound = {"type": "input_audio", "input_audio": {"data": clip, "format": "flac"}}
     text = {"type": "text", "text": "What is it?"}
     contents = ["Hello", "Tell me a story. " * 8, [image, text], [sound, text], [image, sound]]
-    return [
-        {
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": N_TOKENS,
-            "logprobs": True,
-            "top_logprobs": 2,
-        }
-        for content in contents
-    ]
+    return [*map(chat, contents), recording()]
+
+
+def chat(content: object) -> Question:
+    """A question to the chat API."""
+    body = {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": N_TOKENS,
+        "logprobs": True,
+        "top_logprobs": 2,
+    }
+    return Question(
+        "/v1/chat/completions", "application/json",
+        json.dumps(body).encode(), json.dumps({**body, "stream": True}).encode(), same_tokens,
+    )  # fmt: skip
+
+
+def recording() -> Question:
+    """A transcription in several pieces."""
+    samples, rate = soundfile.read(MEDIA / "clip.flac")
+    file = io.BytesIO()
+    talk = np.concatenate([samples, np.zeros(rate)] * 3)
+    soundfile.write(file, talk, rate, format="FLAC")
+
+    def form(*fields: tuple[str, str]) -> bytes:
+        parts = [
+            f'--x\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'.encode()
+            for name, value in (("response_format", "verbose_json"), *fields)
+        ]
+        head = b'--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        return b"".join([*parts, head, file.getvalue(), b"\r\n--x--\r\n"])
+
+    path, kind = "/v1/audio/transcriptions", "multipart/form-data; boundary=x"
+    return Question(path, kind, form(), form(("stream", "true")), same_times)
 
 
 @dataclass
@@ -76,12 +118,13 @@ class Server:
     def __init__(self, url: str) -> None:
         self._netloc = urlsplit(url).netloc
 
-    def post(self, body: dict[str, Any], *, leave_after: int | None = None) -> tuple[int, Any]:
-        """(status, answer); leaves after some bytes of the answer if told to."""
+    def post(self, question: Question, *, leave_after: int | None = None) -> tuple[int, Any]:
+        """(status, answer); leaves after some bytes of a stream if told to."""
         connection = http.client.HTTPConnection(self._netloc, timeout=300)
         try:
-            headers = {"Content-Type": "application/json"}
-            connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
+            headers = {"Content-Type": question.content_type}
+            body = question.body if leave_after is None else question.streamed
+            connection.request("POST", question.path, body, headers)
             if leave_after == 0:
                 return 0, None
             answer = connection.getresponse()
@@ -103,7 +146,16 @@ class Server:
             connection.close()
 
 
-def is_right(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
+def same_times(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
+    """Whether both hear speech at the same times."""
+    ours, theirs = (
+        [(segment["start"], segment["end"]) for segment in found["segments"]]
+        for found in (answer, expected)
+    )
+    return ours == theirs != []
+
+
+def same_tokens(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
     """Whether both take the same tokens wherever the choice is sure."""
     entries = [a["choices"][0]["logprobs"]["content"] for a in (answer, expected)]
     for ours, theirs in zip(*entries, strict=False):
@@ -116,25 +168,26 @@ def is_right(answer: dict[str, Any], expected: dict[str, Any]) -> bool:
 
 
 def run_client(
-    server: Server, expected: list[tuple[dict[str, Any], Any]], tally: Tally, deadline: float
+    server: Server, expected: list[tuple[Question, Any]], tally: Tally, deadline: float
 ) -> None:
     """Ask until the time is over; one in five goes away early."""
     while time.monotonic() < deadline:
-        body, right_answer = random.choice(expected)
+        question, right_answer = random.choice(expected)
         began = time.monotonic()
         try:
             if random.random() < 0.2:
                 leave_after = random.choice([0, 1, 200, 800])
-                server.post({**body, "stream": True}, leave_after=leave_after)
+                server.post(question, leave_after=leave_after)
                 tally.note("left")
                 continue
-            status, answer = server.post(body)
+            status, answer = server.post(question)
         except (OSError, http.client.HTTPException) as error:
             tally.note(type(error).__name__)
             continue
         if status == 200:
-            outcome = "right" if is_right(answer, right_answer) else "wrong"
-            n_tokens = answer["usage"]["completion_tokens"]
+            outcome = "right" if question.is_right(answer, right_answer) else "wrong"
+            usage = answer["usage"]
+            n_tokens = usage.get("completion_tokens", usage.get("output_tokens", 0))
             tally.note(outcome, time.monotonic() - began, n_tokens)
         else:
             tally.note(str(status))
@@ -159,7 +212,7 @@ def slope_percent_per_minute(samples: list[tuple[float, float]]) -> float:
     """Growth of the second half of the samples: the first half is for warming up."""
     half = samples[len(samples) // 2 :]
     if len(half) < 2:
-        return 0.0
+        return math.nan
     mean_t = sum(t for t, _ in half) / len(half)
     mean_y = sum(y for _, y in half) / len(half)
     rise = sum((t - mean_t) * (y - mean_y) for t, y in half)
@@ -170,23 +223,26 @@ def slope_percent_per_minute(samples: list[tuple[float, float]]) -> float:
 def watch(args: argparse.Namespace, server: Server, deadline: float) -> dict[str, Any]:
     """Sample memory, and kill the engine as often as asked."""
     began = time.monotonic()
-    memory: dict[str, list[tuple[float, float]]] = {"server": [], "engine": []}
+    memory: dict[int, list[tuple[float, float]]] = {args.pid: []}
     recoveries: list[float] = []
     kills = [began + args.seconds * (i + 1) / (args.kills + 1) for i in range(args.kills)]
     while time.monotonic() < deadline:
         time.sleep(1)
         now, engine = time.monotonic(), engine_pid(args.pid)
-        memory["server"].append((now, rss_mib(args.pid)))
+        memory[args.pid].append((now, rss_mib(args.pid)))
         if engine is not None:
-            memory["engine"].append((now, rss_mib(engine)))
+            memory.setdefault(engine, []).append((now, rss_mib(engine)))
             if kills and now > kills[0]:
                 kills.pop(0)
                 os.kill(engine, signal.SIGKILL)
                 recoveries.append(wait_recovered(server))
+    server_memory = memory.pop(args.pid)
+    # of the engine that lived longest
+    samples = {"server": server_memory, "engine": max(memory.values(), key=len)}
     return {
-        "rss_mib": {name: round(s[-1][1], 1) for name, s in memory.items() if s},
+        "rss_mib": {name: round(s[-1][1], 1) for name, s in samples.items()},
         "rss_slope_percent_per_minute": {
-            name: round(slope_percent_per_minute(samples), 2) for name, samples in memory.items()
+            name: round(slope_percent_per_minute(s), 2) for name, s in samples.items()
         },
         "recoveries_s": [round(seconds, 2) for seconds in recoveries],
     }
@@ -212,7 +268,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=0, help="of the engine during the load")
     args = parser.parse_args()
     server, tally = Server(args.url), Tally()
-    expected = [(body, server.post(body)[1]) for body in requests()]
+    expected = [(question, server.post(question)[1]) for question in questions()]
     deadline = time.monotonic() + args.seconds
     threads = [
         Thread(target=run_client, args=(server, expected, tally, deadline))

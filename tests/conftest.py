@@ -43,16 +43,26 @@ def bundle_dir(
     """Gives the folder of a bundle converted from a tiny checkpoint."""
     from phi4mm.convert import TYPES, PartTypes, convert_checkpoint
 
-    f32 = TYPES["f32"]
+    f32, q8_0 = TYPES["f32"], TYPES["q8_0"]
+    part_types = {
+        "f32": PartTypes(f32, f32, f32),
+        "default": PartTypes(),
+        "q8_0": PartTypes(q8_0, q8_0, q8_0),
+    }
 
     @cache
     def convert(name: str, layout: Layout, types: Types) -> Path:
         folder = tmp_path_factory.mktemp(f"{name}-{layout}-{types}")
-        part_types = PartTypes(f32, f32, f32) if types == "f32" else PartTypes()
-        convert_checkpoint(checkpoint_dir(name, layout), folder, types=part_types)
+        convert_checkpoint(checkpoint_dir(name, layout), folder, types=part_types[types])
         return folder
 
     return lambda name, layout="ms", types="f32": convert(name, layout, types)
+
+
+@pytest.fixture(scope="session")
+def tiny_path(bundle_dir: BundleDir) -> Path:
+    """A bundle of random weights, for tests of what does not depend on what a model knows."""
+    return bundle_dir("tiny", types="q8_0")
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 
 import numpy as np
-from scipy.signal import resample_poly
 
 from .clips import Span, Utterance
 from .speech_synthesis import Wave
@@ -37,6 +36,9 @@ def disturbed(wave: Wave, rng: random.Random, strength: float) -> Wave:
     if rng.random() < 0.15 * strength:
         wave = np.convolve(wave, np.ones(4, np.float32) / 4, "same")
     elif rng.random() < 0.15 * strength:
+        # Here, so that clips can be taken apart without the package.
+        from scipy.signal import resample_poly
+
         wave = resample_poly(resample_poly(wave, 1, 2), 2, 1)[: len(wave)].astype(np.float32)
     if rng.random() < 0.7 * strength:
         wave = wave + noise(rng, len(wave)) * (peak * 10 ** rng.uniform(-2.6, -1.1))

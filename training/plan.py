@@ -18,7 +18,7 @@ from .stage_audio_encoder import AudioEncoderStage
 from .stage_mixed import MixedStage
 from .stage_speech import SpeechStage
 from .stage_text import TextStage
-from .stage_vision import VisionStage
+from .stage_vision import vision, vision_projector
 from .stage_vision_encoder import VisionEncoderStage
 from .tokenizer import Tokenizer
 
@@ -38,12 +38,19 @@ class StagePlan:
 STAGES: dict[str, StagePlan] = {
     "text": StagePlan(Schedule(3800, 1e-3, warmup=200), (), TextStage),
     "vision_encoder": StagePlan(Schedule(5500, 1e-3, warmup=100), (), VisionEncoderStage),
-    "audio_encoder": StagePlan(Schedule(3800, 8e-4, warmup=100), (SYNTHESIS,), AudioEncoderStage),
-    "vision_adapter": StagePlan(Schedule(1300, 1e-3), ("text",), vision_adapter),
+    "audio_encoder": StagePlan(Schedule(3400, 8e-4, warmup=100), (SYNTHESIS,), AudioEncoderStage),
+    "vision_adapter": StagePlan(Schedule(2000, 1e-3), ("text",), vision_adapter),
     "speech_adapter": StagePlan(Schedule(700, 1e-3), ("text",), speech_adapter),
-    "vision": StagePlan(Schedule(1800, 8e-4), ("vision_adapter", "vision_encoder"), VisionStage),
-    "speech": StagePlan(Schedule(1000, 8e-4), ("speech_adapter", "audio_encoder"), SpeechStage),
-    "mixed": StagePlan(Schedule(500, 6e-4), ("vision", "speech"), MixedStage),
+    "vision_projector": StagePlan(
+        Schedule(900, 8e-4), ("text", "vision_encoder"), vision_projector
+    ),
+    "vision": StagePlan(
+        Schedule(800, 8e-4, warmup=20, decay=0.5), ("vision_adapter", "vision_projector"), vision
+    ),
+    "speech": StagePlan(
+        Schedule(700, 8e-4, warmup=20, decay=0.5), ("speech_adapter", "audio_encoder"), SpeechStage
+    ),
+    "mixed": StagePlan(Schedule(120, 4e-4, warmup=20), ("vision", "speech"), MixedStage),
 }
 
 

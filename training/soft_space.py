@@ -20,6 +20,8 @@ from .tokenizer import Tokenizer
 
 EMPTY_WEIGHT = 0.2
 _SEED = 11
+_STRAIGHT = 3.0  # standard deviations to the right of zero
+_RIDGE = 1e-4
 
 
 def _row(model: SampleModel, tokenizer: Tokenizer, text: str) -> Tensor:
@@ -79,3 +81,25 @@ class SoftSpace(nn.Module):
         spoken = torch.where(classes[..., 0] > 0, 1.0, EMPTY_WEIGHT)
         distance = (self.distance(soft, self.ideal(classes)) * spoken).sum() / spoken.sum()
         return F.cross_entropy(scores, target, weight) + distance, right.item()
+
+
+@torch.no_grad()
+def fit_projector(
+    projector: nn.Sequential, features: Tensor, ideal: Tensor, weight: Tensor
+) -> None:
+    """Start a projector as the linear map that comes nearest to what its outputs should say.
+
+    The first layer shifts the features to where the GELU is all but straight, the second is the
+    weighted least-squares solution. A random start is far away, and on its way here it spoils the
+    encoder behind it. features, ideal: [n, width]; weight: [n].
+    """
+    first, second = projector[0], projector[2]
+    spread = features.std(0)
+    first.weight.copy_(torch.diag(1 / spread))
+    first.bias.copy_(_STRAIGHT - features.mean(0) / spread)
+    hidden = F.gelu(first(features))
+    rows = torch.cat([hidden, torch.ones(len(hidden), 1)], 1) * weight.sqrt()[:, None]
+    ridge = _RIDGE * weight.sum() * torch.eye(rows.shape[1])
+    solved = torch.linalg.solve(rows.T @ rows + ridge, rows.T @ (ideal * weight.sqrt()[:, None]))
+    second.weight.copy_(solved[:-1].T)
+    second.bias.copy_(solved[-1])

@@ -1,4 +1,4 @@
-"""Stage 3b: conformer, "speech" projection and speech adapter; the decoder is frozen.
+"""Stage 3b: "speech" projection and speech adapter; conformer and decoder are frozen.
 
 The link from the encoder to the decoder is made frame by frame: what the throw-away CTC head
 hears in a frame is what the soft token has to say, and the adapter knows how to read it.
@@ -20,7 +20,7 @@ from .evaluate import evaluate_speech
 from .initial import adapter_parameters
 from .loop import Group, Schedule, saved_heads
 from .prompting import Conversation
-from .soft_space import SoftSpace
+from .soft_space import EMPTY_WEIGHT, SoftSpace, fit_projector
 from .speech_data import SpeechBatch, make_batch
 from .speech_synthesis import unit_words
 from .stage_audio_encoder import UnitHeads
@@ -47,13 +47,24 @@ class SpeechStage:
         self.phrases = Clips(run_dir, "train", "phrase")
         self.questions = Clips(run_dir, "train", "question")
         self.held_out = Clips(run_dir, "dev", "phrase")
+        self._fit()
+
+    @torch.no_grad()
+    def _fit(self) -> None:
+        """Start the projector near to what it is to say."""
+        features, ideal = [], []
+        for batch in self.batches(0):
+            x = self.audio.encoder(batch.mel).flatten(0, 1)
+            features.append(x)
+            ideal.append(self.heads.ctc(x).softmax(-1) @ self.space.rows)
+        x, said = torch.cat(features), torch.cat(ideal)
+        weight = EMPTY_WEIGHT + said.square().sum(1)
+        fit_projector(self.audio.audio_projection[ADAPTER], x, said, weight)
 
     def groups(self) -> list[Group]:
-        encoder = list(self.audio.encoder.parameters())
         projection = list(self.audio.audio_projection[ADAPTER].parameters())
-        aids = [*self.heads.parameters(), *self.space.parameters()]
         adapter = adapter_parameters(self.model, ADAPTER)
-        return [Group(encoder, 0.25), Group(projection), Group(adapter, 0.4), Group(aids)]
+        return [Group(projection, 0.5), Group(adapter), Group(list(self.space.parameters()))]
 
     def _utterance(self, rng: random.Random) -> Utterance:
         kind = rng.random()
@@ -75,10 +86,11 @@ class SpeechStage:
             yield make_batch(group, rng, 1.0)
 
     def loss(self, batch: SpeechBatch) -> tuple[Tensor, dict[str, float]]:
-        x = self.audio.encoder(batch.mel)
+        with torch.no_grad():
+            x = self.audio.encoder(batch.mel)
+            ctc = self.heads.ctc_loss(x, batch.units)
+            heard = self.heads.ctc(x).softmax(-1)
         soft = self.audio.audio_projection[ADAPTER](x)
-        ctc = self.heads.ctc_loss(x, batch.units)
-        heard = self.heads.ctc(x).detach().softmax(-1)
         said = self.space.scores(soft)[..., 0, :].log_softmax(-1)
         link = F.kl_div(said.flatten(0, 1), heard.flatten(0, 1), reduction="batchmean")
         distance = self.space.distance(soft, heard @ self.space.rows).mean()
@@ -86,7 +98,7 @@ class SpeechStage:
         answer = self.model.answer_loss(*self.talk.targets(prompts, batch.texts), ADAPTER)
         figures = {"answer": answer.loss.item(), "right": answer.accuracy, "ctc": ctc.item()}
         figures.update(link=link.item(), distance=distance.item())
-        return answer.loss + 0.3 * ctc + link + distance, figures
+        return answer.loss + 0.3 * (link + distance), figures
 
     def evaluate(self, n: int) -> dict[str, Any]:
         return evaluate_speech(self.talk, self.held_out, 2 * n)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from phi4mm.errors import NativeError as NativeError
     from phi4mm.errors import Phi4MMError as Phi4MMError
     from phi4mm.errors import PromptTooLong as PromptTooLong
+    from phi4mm.native.device import Offload as Offload
     from phi4mm.prompt.message import Message as Message
     from phi4mm.prompt.message import user_message as user_message
 
@@ -36,6 +37,7 @@ _PUBLIC = {
         "Phi4MMError",
         "PromptTooLong",
     ),
+    "phi4mm.native.device": ("Offload",),
     "phi4mm.prompt.message": ("Message", "user_message"),
 }
 _MODULE_OF = {name: module for module, names in _PUBLIC.items() for name in names}

@@ -29,6 +29,7 @@ from phi4mm.media.audio import AudioSource, AudioStream, open_audio
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import AudioProjection
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.native.device import NO_OFFLOAD, Offload
 from phi4mm.prompt.chunk import Prompt, PromptBuilder
 from phi4mm.prompt.medium import mel_params
 from phi4mm.prompt.message import Message
@@ -63,7 +64,7 @@ class Phi4MM:
         *,
         n_ctx: int | None = None,
         n_threads: int | None = None,
-        n_gpu_layers: int = 0,
+        offload: Offload = NO_OFFLOAD,
         kv_type: KVType | tuple[KVType, KVType] = "f16",
         flash_attention: FlashAttention = "auto",
         encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES,
@@ -75,7 +76,7 @@ class Phi4MM:
                 with this object).
             n_ctx: positions per sequence; None takes 8192, or the model's limit if that is less.
             n_threads: CPU threads; None takes all cores this process may use.
-            n_gpu_layers: decoder layers on an accelerator, if the native library has one.
+            offload: what goes to accelerators, and to which.
             kv_type: element type of the KV cache; two of them for keys and values.
             flash_attention: the decoder's attention kernel.
             encoder_cache_bytes: bound on embeddings of pictures and clips that are kept for a
@@ -89,7 +90,7 @@ class Phi4MM:
         self._params = EngineParams(
             n_ctx=n_ctx,
             n_threads=n_threads,
-            n_gpu_layers=n_gpu_layers,
+            offload=offload,
             type_k=type_k,
             type_v=type_v,
             flash_attention=flash_attention,
@@ -242,7 +243,7 @@ class Phi4MM:
     def _events(
         self, messages: Sequence[Message], sampling: SamplingParams
     ) -> Generator[Event, None, None]:
-        yield from self.generate(messages, sampling)
+        yield from self._answer(self.prompts.chat(messages).asked_once(), sampling)
 
     def encode_image(self, source: ImageSource) -> Embeddings:
         """Embeddings ``(n_tokens, n_embd)`` of a picture, after the projector."""

@@ -3,6 +3,7 @@
     Phi4MMError
     ├── ModelFileError        a checkpoint, GGUF file or bundle is not what it must be
     ├── InputError            the request cannot be answered as given
+    │   ├── SettingError      a setting is out of range
     │   ├── MediaError        a picture or a clip cannot be decoded or is out of bounds
     │   └── PromptTooLong     the prompt does not fit the context
     ├── Overloaded            more requests are waiting than may wait
@@ -27,6 +28,23 @@ class ModelFileError(Phi4MMError):
 
 class InputError(Phi4MMError):
     """The request cannot be answered as given."""
+
+
+class SettingError(InputError):
+    """A setting is out of range, or none of its values.
+
+    Attributes:
+        name: what the Python interface calls the setting; other front ends have words of their own.
+        problem: the rest of a sentence that begins with the name.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        super().__init__(f"{name} {problem}")
+        self.name = name
+        self.problem = problem
+
+    def __reduce__(self) -> tuple[type[SettingError], tuple[str, str]]:
+        return SettingError, (self.name, self.problem)
 
 
 class MediaError(InputError):

@@ -1,4 +1,6 @@
-"""What the end-to-end tests work on: the bundle and the media that ship with the package."""
+"""What the end-to-end tests work on."""
+
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +14,6 @@ def sample_path():
 
 
 @pytest.fixture(scope="session")
-def sample_media(sample_path):
-    """Folder of a picture and a clip."""
-    return sample_path / "media"
+def sample_media():
+    """Folder of a picture of 640x400 pixels and a clip of 3 s, both of the tests' own."""
+    return Path(__file__).parents[1] / "data" / "media"

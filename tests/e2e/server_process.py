@@ -19,8 +19,10 @@ from typing import Any
 class ServerProcess:
     """Starts a server; ``wait_ready`` before the first request."""
 
+    flags: tuple[str, ...] = ("-t", "1")
+
     def __init__(self, *args: object, env: dict[str, str] | None = None) -> None:
-        command = [sys.executable, "-m", "phi4mm", "serve", "--port", "0", "-t", "1"]
+        command = [sys.executable, "-m", "phi4mm", "serve", "--port", "0", *self.flags]
         self.process = subprocess.Popen(
             [*command, *map(str, args)],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -36,7 +38,7 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log.append(line)
-            if match := re.search(r"running on (http://\S+)", line):
+            if match := re.search(r"listening on (http://[^,\s]+)", line):
                 return match[1]
         raise AssertionError("".join(self.log))
 

@@ -79,8 +79,11 @@ class Screen:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, sample_media: Path) -> Path:
-    """A home with a picture of an awkward name."""
+def folder(
+    tmp_path: Path, sample_media: Path, tiny_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """A home with a picture of an awkward name, where a random model answers."""
+    monkeypatch.setenv("PHI4MM_MODEL", str(tiny_path))
     shutil.copy(sample_media / "picture.png", tmp_path / "it's a cat.png")
     shutil.copy(sample_media / "clip.flac", tmp_path / "memo.flac")
     Image.new("RGB", (1340, 900), "green").save(tmp_path / "large.png")

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = ServerProcess("-np", "2")
+def server(tiny_path):
+    server = ServerProcess("-m", tiny_path, "-np", "2")
     server.wait_ready()
     yield server
     server.stop()

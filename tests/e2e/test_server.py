@@ -1,4 +1,4 @@
-"""The server as OpenAI's own client sees it, on the built-in sample: words mean nothing there."""
+"""The server as OpenAI's own client sees it, on a random model: words mean nothing there."""
 
 import base64
 import hashlib
@@ -6,7 +6,6 @@ import http.client
 import io
 import json
 import socket
-import warnings
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -15,12 +14,12 @@ import pytest
 from PIL import Image, ImageChops
 from server_process import ServerProcess
 
-END_ID = "485"  # <|end|> in the sample's vocabulary
+END_ID = "485"  # <|end|> in the tiny model's vocabulary
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = ServerProcess("-np", "4")
+def server(tiny_path):
+    server = ServerProcess("-m", tiny_path, "-np", "4")
     server.wait_ready()
     yield server
     assert server.stop() == 0
@@ -235,6 +234,35 @@ def test_completions_of_ids(server, client):
     assert by_ids.choices[0].text == by_text.choices[0].text
 
 
+def test_several_prompts_are_answered_in_order(server, client):
+    prompts = ["<|user|>Hello<|end|>", "<|user|>Why<|end|>", "<|user|>No<|end|>"]
+    settings = {"model": "phi4-mm", "max_tokens": 4}
+    alone = [client.completions.create(prompt=prompt, **settings) for prompt in prompts]
+    together = client.completions.create(prompt=prompts, **settings)
+    texts = [answer.choices[0].text for answer in alone]
+    assert len(set(texts)) == 3
+    assert [choice.text for choice in together.choices] == texts
+    assert [choice.index for choice in together.choices] == [0, 1, 2]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(together.usage, name) == sum(getattr(a.usage, name) for a in alone)
+    ids = [server.request("/tokenize", {"content": prompt})[1]["tokens"] for prompt in prompts]
+    by_ids = client.completions.create(prompt=ids, **settings)
+    assert [choice.text for choice in by_ids.choices] == texts
+
+
+def test_several_prompts_with_several_answers_in_a_stream(client):
+    chunks = list(
+        client.completions.create(
+            model="phi4-mm", prompt=["a", "b"], n=2, temperature=1.0, seed=1, max_tokens=3,
+            stream=True, stream_options={"include_usage": True},
+        )
+    )  # fmt: skip
+    *parts, ending = chunks
+    assert {chunk.choices[0].index for chunk in parts} == {0, 1, 2, 3}
+    assert sum(chunk.choices[0].finish_reason is not None for chunk in parts) == 4
+    assert 4 <= ending.usage.completion_tokens <= 12
+
+
 def test_text_and_ids_there_and_back(server):
     content = "<|user|>Grüße, 日本!<|end|>"
     ids = server.request("/tokenize", {"content": content})[1]["tokens"]
@@ -251,33 +279,6 @@ def test_the_template_is_shown(server, picture):
     assert server.request("/apply-template", {"messages": messages})[1]["prompt"] == (
         "<|system|>Be kind.<|end|><|user|><|image_1|>What?<|end|><|assistant|>"
     )
-
-
-def test_transcription(client, sample_media):
-    path = sample_media / "clip.flac"
-    short = {"model": "phi4-mm", "file": path}
-    plain = client.audio.transcriptions.create(**short)
-    assert plain.usage.input_token_details.audio_tokens == 38
-    verbose = client.audio.transcriptions.create(**short, response_format="verbose_json")
-    assert verbose.text == plain.text
-    assert verbose.duration == pytest.approx(3.01, abs=0.01)
-    srt = client.audio.transcriptions.create(**short, response_format="srt")
-    assert srt.startswith("1\n00:00:00,000 --> 00:00:03,012\n")
-    vtt = client.audio.transcriptions.create(**short, response_format="vtt")
-    assert vtt.startswith("WEBVTT\n\n00:00:00.000 --> 00:00:03.012\n")
-    events = list(client.audio.transcriptions.create(**short, stream=True))
-    assert events[-1].type == "transcript.text.done"
-    assert events[-1].text == plain.text
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # the client advises against it
-        assert client.audio.translations.create(model="phi4-mm", file=path).text is not None
-
-
-def test_a_clip_that_is_no_sound(client):
-    with pytest.raises(openai.BadRequestError, match="0 bytes"):
-        client.audio.transcriptions.create(model="phi4-mm", file=("a.wav", b""))
-    with pytest.raises(openai.BadRequestError, match="audio"):
-        client.audio.transcriptions.create(model="phi4-mm", file=("a.wav", b"not a sound"))
 
 
 CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
@@ -323,7 +324,9 @@ WEATHER = {
 def test_a_tool_loop(client):
     messages = [{"role": "user", "content": "How is the weather?"}]
     settings = {"model": "phi4-mm", "tools": [WEATHER], "max_tokens": 100}
-    first = client.chat.completions.create(messages=messages, tool_choice="required", **settings)
+    first = client.chat.completions.create(
+        messages=messages, tool_choice="required", parallel_tool_calls=False, **settings
+    )
     (choice,) = first.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
@@ -351,7 +354,48 @@ def test_a_streamed_call_is_the_same(client):
     deltas = [d for chunk in chunks for d in chunk.choices[0].delta.tool_calls or []]
     assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
     assert [delta.function.name for delta in deltas if delta.function.name] == ["weather"]
+    assert [delta.id is None for delta in deltas] == [False] + [True] * (len(deltas) - 1)
+    assert {delta.index for delta in deltas} == {0}
+    assert len(deltas) > 5  # as it is written, not at its end
     assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_a_call_that_breaks_off(client):
+    settings = {"tools": [WEATHER], "tool_choice": "required", "max_tokens": 40}
+    whole = ask(client, "Weather?", **settings).choices[0]
+    broken = ask(client, "Weather?", **{**settings, "max_tokens": 30}).choices[0]
+    assert broken.finish_reason == "length"
+    (call,) = broken.message.tool_calls
+    assert whole.message.tool_calls[0].function.arguments.startswith(call.function.arguments)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_one_call_at_a_time(client, is_stream):
+    # without the end of the list, of which the schema would take more
+    settings = {
+        "tools": [WEATHER], "tool_choice": "required", "max_tokens": 300, "stream": is_stream,
+        "logit_bias": {END_ID: -100},
+    }  # fmt: skip
+    answer = ask(client, "Weather?", parallel_tool_calls=False, **settings)
+    chunks = list(answer) if is_stream else []
+    if is_stream:
+        deltas = [d for chunk in chunks for d in chunk.choices[0].delta.tool_calls or []]
+        assert {delta.index for delta in deltas} == {0}
+        arguments = "".join(delta.function.arguments for delta in deltas)
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+    else:
+        (call,) = answer.choices[0].message.tool_calls
+        arguments = call.function.arguments
+        assert answer.choices[0].finish_reason == "tool_calls"
+        assert answer.usage.completion_tokens < 300
+    assert set(json.loads(arguments)) == {"place", "days"}
+
+
+def test_a_setting_is_named_as_it_was_given(server):
+    for field in ("temperature", "max_tokens", "max_completion_tokens"):
+        _, answer, _ = server.request("/v1/chat/completions", user("x") | {field: -1})
+        assert answer["error"]["message"].startswith(f"{field} is -1")
+        assert answer["error"]["param"] == field
 
 
 def test_a_schema(client):
@@ -452,7 +496,11 @@ def test_bad_requests(server, body, words):
     [
         ({"prompt": ""}, "empty"),
         ({"prompt": []}, "empty"),
-        ({"prompt": ["a", "b"]}, "one at a time"),
+        ({"prompt": ["a", ""]}, "empty"),
+        ({"prompt": [[1], []]}, "empty"),
+        ({"prompt": ["a", "<|image_1|>"]}, "marks 1 image place"),
+        ({"prompt": ["a"] * 69}, "wants 69 answers: the server takes 68 at a time"),
+        ({"prompt": ["a"] * 9, "n": 8}, "wants 72 answers"),
         ({"prompt": [512]}, "token id 512"),
         ({"prompt": "<|image_1|>"}, "marks 1 image place"),
         ({"prompt": "<|image_2|>"}, "write <|image_1|>"),
@@ -626,12 +674,13 @@ def test_the_log_holds_no_contents(server, client):
 
 
 @pytest.fixture(scope="module")
-def strict_server(tmp_path_factory, sample_media):
+def strict_server(tmp_path_factory, sample_media, tiny_path):
     """One slot, no queue, a key, small limits."""
     folder = tmp_path_factory.mktemp("media")
     (folder / "picture.png").write_bytes((sample_media / "picture.png").read_bytes())
     server = ServerProcess(
-        "-np", "1", "--max-waiting", "0", "--max-body", "1", "--max-pixels", "100000",
+        "-m", tiny_path, "-np", "1",
+        "--max-waiting", "0", "--max-body", "1", "--max-pixels", "100000",
         "--max-audio", "1", "--cors-origin", "http://page", "--media-path", folder,
         "--api-key", "first", "--served-model-name", "mine", "--timeout", "2",
         "--allow-media-url", "localhost", "--log-format", "json",

@@ -1,15 +1,13 @@
 """The examples of docs/server.md work as they stand there."""
 
-import re
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
+from doc_examples import examples
 from server_process import ServerProcess
 
-PAGE = Path(__file__).parents[2] / "docs" / "server.md"
-EXAMPLES = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+EXAMPLES = [e.text for e in examples("docs/server.md") if e.language == "sh" and e.not_run is None]
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 

@@ -1,6 +1,9 @@
 """What a server survives, and how it ends."""
 
+import base64
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,14 +14,16 @@ import openai
 import pytest
 from server_process import ServerProcess
 
+from phi4mm.modelfile.bundle import Bundle
+
 HELLO = [{"role": "user", "content": "Hello"}]
-# the sample's stop tokens, so that an answer goes on to the end of the context
+# the tiny model's stop tokens, so that an answer goes on to the end of the context
 ENDLESS = {"logit_bias": {"485": -100, "480": -100}}
 
 
 @pytest.fixture
-def server():
-    server = ServerProcess("-np", "2")
+def server(tiny_path):
+    server = ServerProcess("-m", tiny_path, "-np", "2")
     server.wait_ready()
     yield server
     server.stop()
@@ -56,6 +61,30 @@ def test_a_new_engine_takes_over(server, client):
         answer = client.chat.completions.create(model="phi4-mm", messages=HELLO, max_tokens=2)
         assert answer.usage.completion_tokens == 2
     assert "phi4mm_engine_restarts 2.0" in server.request("/metrics")[1]
+    log = "".join(server.log)
+    assert log.count("was ended by signal 9; starting another one") == 2
+    assert log.count(f"ready: {server.url}\n") == 3
+
+
+def test_what_the_engine_raises_is_one_record_of_the_log(tmp_path, sample_path):
+    bundle = shutil.copytree(sample_path, tmp_path / "bundle")
+    server = ServerProcess("-m", bundle, "--log-format", "json")
+    try:
+        server.wait_ready()
+        with Bundle.open(bundle) as opened:
+            opened.decoder.path.unlink()
+        os.kill(server.engine_pid, signal.SIGKILL)
+        server.wait_until(lambda: any("the engine failed" in line for line in server.log), 30)
+        assert server.request("/health")[0] == 503
+    finally:
+        server.stop()
+    records = [json.loads(line) for line in server.log]  # every line is one
+    (ready,) = [r for r in records if r["message"].startswith("ready: ")]
+    assert ready["message"] == f"ready: {server.url}"
+    failure = next(r for r in records if r["message"].startswith("the engine failed"))
+    assert failure["level"] == "error"
+    assert "Traceback (most recent call last):" in failure["message"]
+    assert "ModelFileError" in failure["message"]
 
 
 def test_running_answers_are_finished_at_the_end(server, client):
@@ -70,8 +99,8 @@ def test_running_answers_are_finished_at_the_end(server, client):
     assert "Traceback" not in "".join(server.log)
 
 
-def test_an_answer_may_not_take_for_ever():
-    server = ServerProcess("--timeout", "0.2")
+def test_an_answer_may_not_take_for_ever(tiny_path):
+    server = ServerProcess("-m", tiny_path, "--timeout", "0.2")
     try:
         server.wait_ready()
         body = {"messages": HELLO, **ENDLESS}
@@ -91,8 +120,8 @@ def test_an_answer_may_not_take_for_ever():
     ("args", "message"),
     [
         (["-m", "absent"], "absent"),
-        (["-c", "1000000"], "n_ctx is 1000000"),
-        (["-np", "0"], "n_slots is 0"),
+        (["-c", "1000000"], "-c/--ctx-size is 1000000"),
+        (["-np", "0"], "-np/--parallel is 0"),
         (["--max-body", "0"], "--max-body is 0"),
         (["--media-path", "absent"], "absent"),
         (["--api-key-file", "absent"], "absent"),
@@ -103,6 +132,51 @@ def test_bad_settings_are_said_at_once(args, message, capsys):
 
     assert main(["serve", *args]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_model_without_encoders_says_so_and_lives(tmp_path, sample_path, sample_media):
+    with Bundle.open(sample_path) as bundle:
+        decoder = shutil.copy(bundle.decoder.path, tmp_path)
+    server = ServerProcess("-m", decoder)
+    try:
+        server.wait_ready()
+        picture, clip = (
+            base64.b64encode((sample_media / name).read_bytes()).decode()
+            for name in ("picture.png", "clip.flac")
+        )
+        for part in (
+            {"type": "image_url", "image_url": {"url": picture}},
+            {"type": "input_audio", "input_audio": {"data": clip, "format": "flac"}},
+        ):
+            body = {"messages": [{"role": "user", "content": [part]}]}
+            status, answer, _ = server.request("/v1/chat/completions", body)
+            assert status == 400
+            assert "mmproj" in answer["error"]["message"]
+        with (
+            openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client,
+            pytest.raises(openai.BadRequestError, match="no audio encoder"),
+        ):
+            client.audio.transcriptions.create(model="phi4-mm", file=sample_media / "clip.flac")
+        assert server.request("/v1/models")[1]["data"][0]["input_modalities"] == ["text"]
+        status, answer, _ = server.request(
+            "/v1/chat/completions", {"messages": HELLO, "max_tokens": 1}
+        )
+        assert status == 200
+    finally:
+        server.stop()
+
+
+def test_more_tokens_than_there_is_room_for():
+    server = ServerProcess("-c", "64")
+    try:
+        server.wait_ready()
+        body = {"messages": HELLO, "max_tokens": 1_000_000, **ENDLESS}
+        status, answer, _ = server.request("/v1/chat/completions", body)
+        assert status == 200
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["total_tokens"] == 65
+    finally:
+        server.stop()
 
 
 def test_a_port_in_use_is_refused_before_anything_is_loaded(server):

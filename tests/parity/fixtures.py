@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 from oracle.checkpoint import Layout
 from phi4mm import Phi4MM
 
-# "f32" for parity; "default" for what `phi4mm convert` makes when no type is given.
-Types = Literal["f32", "default"]
+# "f32" for parity; "default" for what `phi4mm convert` makes when no type is given; "q8_0" for
+# all of it in Q8_0, as the built-in sample is.
+Types = Literal["f32", "default", "q8_0"]
 # One: threads of ggml wait for each other by spinning, which on a busy machine takes many times
 # longer than the work.
 N_THREADS = 1

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from phi4mm.cli.main import main
+from phi4mm.cli.options import sample_bundle
+from phi4mm.modelfile.bundle import Bundle
 
 _PLACES = [
     (first, second, third)
@@ -19,3 +23,14 @@ TEXT = "\n\n".join(
 def run(*args: object) -> int:
     """Run a command in this process."""
     return main([str(arg) for arg in args])
+
+
+def sample_decoder() -> Path:
+    """The decoder file of the built-in bundle."""
+    with Bundle.open(sample_bundle()) as bundle:
+        return bundle.decoder.path
+
+
+def sample_name() -> str:
+    """What the built-in model is called."""
+    return sample_decoder().name.removesuffix("-Q8_0.gguf")

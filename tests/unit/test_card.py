@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from measured import TEXT, run
+from measured import TEXT, run, sample_decoder, sample_name
 
 from phi4mm.cli.options import sample_bundle
 
@@ -32,7 +32,7 @@ def test_the_card_has_what_was_measured_and_names_the_rest(
     capsys.readouterr()
     assert run("card", bundle) == 0
     card = capsys.readouterr().out
-    assert card.startswith("# sample-random\n")
+    assert card.startswith(f"# {sample_name()}\n")
     value, error = (record["result"]["perplexity"][name] for name in ("value", "error"))
     assert f"| text.txt | {value:.4f} ± {error:.4f} | 62 | 64 |" in card
     for path in bundle.glob("*.gguf"):
@@ -94,12 +94,37 @@ def test_every_kind_of_record_has_its_section(
     assert "Not measured" not in card
 
 
+def test_the_sample_s_abilities_have_a_row_for_each_use_of_the_adapter(
+    bundle: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = bundle / "measurements" / "perplexity.json"
+    measured = json.loads(path.read_text(encoding="utf-8"))
+    interval = {"value": 0.25, "low": 0.125, "high": 0.5}
+    ability = {"title": "hears", "kind": "clips", "n_items": 9, "failed": {"x": "broken"}}
+    abilities = [{**ability, "score": interval, "score_off": interval}]
+    abilities.append({**ability, "title": "adds", "kind": "questions"})
+    abilities[1] |= {"score": interval, "score_off": None}
+    result = {"task": "sample", "items": "held-out", "abilities": abilities}
+    record = {**measured, "kind": "eval", "result": result}
+    (path.parent / "eval.json").write_text(json.dumps(record), encoding="utf-8")
+    capsys.readouterr()
+    assert run("card", bundle) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if "| held-out |" in line]
+    assert rows == [
+        "| held-out | hears, WER | 25.00% (12.5% to 50.0%) | 9 | 1 |",
+        "| held-out | hears, WER without adapter | 25.00% (12.5% to 50.0%) | 9 | 1 |",
+        "| held-out | adds, right | 25.00% (12.5% to 50.0%) | 9 | 1 |",
+    ]
+
+
 def test_a_record_of_other_files_is_refused(
     bundle: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decoder = bundle / "sample-random-Q8_0.gguf"
+    decoder = bundle / sample_decoder().name
     data = decoder.read_bytes()
-    decoder.write_bytes(data.replace(b"sample-random", b"sample-others"))
+    name = sample_name().encode()
+    assert name in data
+    decoder.write_bytes(data.replace(name, name[::-1]))
     assert run("card", bundle) == 2
     assert "is of other files" in capsys.readouterr().err
 
@@ -112,4 +137,5 @@ def test_what_is_no_record_is_refused(bundle: Path, capsys: pytest.CaptureFixtur
 
 def test_the_card_is_written_to_a_file(bundle: Path) -> None:
     assert run("card", bundle, "-o", bundle / "README.md") == 0
-    assert (bundle / "README.md").read_text(encoding="utf-8").startswith("# sample-random\n")
+    card = (bundle / "README.md").read_text(encoding="utf-8")
+    assert card.startswith(f"# {sample_name()}\n")

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -20,11 +21,11 @@ from phi4mm.chat.preview import colour_depth, half_blocks
 from phi4mm.chat.repl import Repl
 from phi4mm.chat.session import Session
 from phi4mm.chat.terminal import PlainTerminal
-from phi4mm.cli.options import sample_bundle
 from phi4mm.engine.event import Event
 from phi4mm.errors import InputError
+from phi4mm.prompt import medium
 
-MEDIA = sample_bundle() / "media"
+MEDIA = Path(__file__).parents[1] / "data" / "media"
 
 
 @pytest.fixture
@@ -177,8 +178,8 @@ class TestPreview:
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Phi4MM]:
-    with Phi4MM(sample_bundle(), n_ctx=2048, n_threads=1) as model:
+def model(tiny_path: Path) -> Iterator[Phi4MM]:
+    with Phi4MM(tiny_path, n_ctx=2048, n_threads=1) as model:
         yield model
 
 
@@ -217,6 +218,38 @@ class TestSession:
         assert n_prompt - n_cached < 40
         assert session.last is not None
         assert session.last.event.timings.encode_s == 0
+
+    def test_media_are_not_decoded_again_for_a_follow_up(
+        self, model: Phi4MM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        decoded: list[str] = []
+
+        def count(function: str) -> None:
+            load = getattr(medium, function)
+
+            def counted(*args: object, **settings: object) -> Any:
+                decoded.append(function)
+                return load(*args, **settings)
+
+            monkeypatch.setattr(medium, function, counted)
+
+        count("load_image")
+        count("load_audio")
+        picture = tmp_path / "new.png"
+        Image.new("RGB", (300, 200), "teal").save(picture)
+        session = new_session(model, shift="oldest")
+        session.attach(picture)
+        session.attach(MEDIA / "clip.flac")
+        assert sorted(decoded) == ["load_audio", "load_image"]
+        ask(session, "What are these?")
+        decoded.clear()
+        for _ in range(3):
+            ask(session, "And now?")
+        session.save(tmp_path / "talk.json")
+        assert decoded == []
+        session.load(tmp_path / "talk.json")
+        ask(session, "Again?")
+        assert decoded == []
 
     def test_the_first_picture_and_clip_are_said_to_change_everything(self, model: Phi4MM) -> None:
         session = new_session(model)
@@ -275,8 +308,8 @@ class TestSession:
         assert len(session.conversation.turns) == 1
         assert len(session.pending) == 1
 
-    def test_oldest_turns_make_room_and_it_is_said(self) -> None:
-        with Phi4MM(sample_bundle(), n_ctx=256, n_threads=1) as small:
+    def test_oldest_turns_make_room_and_it_is_said(self, tiny_path: Path) -> None:
+        with Phi4MM(tiny_path, n_ctx=256, n_threads=1) as small:
             session = new_session(small, shift="oldest")
             remarks = [
                 line for n in range(6) for line in ask(session, f"number {n} " + "word " * 12)
@@ -288,8 +321,8 @@ class TestSession:
             with pytest.raises(InputError, match="the context is full"):
                 ask(session, "word " * 300)
 
-    def test_a_full_context_ends_the_answer_and_says_so(self) -> None:
-        with Phi4MM(sample_bundle(), n_ctx=32, n_threads=1) as small:
+    def test_a_full_context_ends_the_answer_and_says_so(self, tiny_path: Path) -> None:
+        with Phi4MM(tiny_path, n_ctx=32, n_threads=1) as small:
             session = Session(small, run, SamplingParams(temperature=2, seed=1))
             out, err = chat(session, "Hello\n/stats\n")
             assert out.strip()
@@ -345,7 +378,7 @@ class TestCommands:
             lines,
             ["absent file.png: no such file", "broken.png: PNG picture is damaged",
              "empty.wav: has 0 bytes", "no such command", "clip.flac: is not a picture",
-             "is not a saved conversation", "temperature is -1.0", "give a number", "write one of",
+             "is not a saved conversation", "temp is -1.0", "give a number", "write one of",
              "nothing has been asked", "nothing has been asked", "name one file", "not closed",
              "write numbers from 1"],
             strict=True,

@@ -394,11 +394,34 @@ def test_an_output_that_cannot_be_is_the_users_error(
 
 def test_names_follow_the_checkpoints_folder(tmp_path: Path) -> None:
     cached = tmp_path / "models--microsoft--Phi-4-multimodal-instruct" / "snapshots" / "93f923e1a7"
-    assert checkpoint_name(cached, None) == "Phi-4-multimodal-instruct"
-    assert checkpoint_name(tmp_path / "my model (2)", None) == "my-model-2"
-    assert checkpoint_name(tmp_path / "m", "vision") == "m-vision-merged"
+    config = {"_name_or_path": "somebody/something", "model_type": "phi4mm"}
+    assert checkpoint_name(cached, config, None) == "Phi-4-multimodal-instruct"
+    assert checkpoint_name(tmp_path / "my model (2)", config, None) == "my-model-2"
+    assert checkpoint_name(tmp_path / "m", config, "vision") == "m-vision-merged"
     assert adapter_name(tmp_path / "charts-vision-lora", "vision") == "charts"
     assert adapter_name(tmp_path / "vision-lora", "vision") == "adapter"
+    cached = tmp_path / "models--me--charts-vision-lora" / "snapshots" / "93f923e1a7"
+    assert adapter_name(cached, "vision") == "charts"
+
+
+@pytest.mark.parametrize(
+    ("name_or_path", "name"),
+    [
+        ("microsoft/Phi-4-multimodal-instruct", "Phi-4-multimodal-instruct"),
+        ("/data/tuned/checkpoint-500/", "checkpoint-500"),
+        ("/data/0123456789abcdef0123456789abcdef01234567", "phi4mm"),
+        ("", "phi4mm"),
+        (None, "phi4mm"),
+    ],
+)
+def test_a_hash_is_no_name(tmp_path: Path, name_or_path: str | None, name: str) -> None:
+    folder = tmp_path / "93f923e1a7727d1c4f446756212d9d3e8fcc5d81"
+    config: dict[str, object] = {"model_type": "phi4mm"}
+    if name_or_path is not None:
+        config["_name_or_path"] = name_or_path
+    assert checkpoint_name(folder, config, None) == name
+    assert adapter_name(folder, "vision") == "adapter"
+    assert checkpoint_name(tmp_path / "2026-11-30", config, None) == "2026-11-30"
 
 
 # ---- the command line

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,8 +14,8 @@ from measured import run
 
 from phi4mm.cli.options import sample_bundle
 from phi4mm.errors import InputError
+from phi4mm.evals.answer_scores import anls, edit_distance, exact_match, relaxed_accuracy
 from phi4mm.evals.manifest import ClipItem, key_of, read_clips, read_pictures
-from phi4mm.evals.picture_scores import anls, edit_distance, exact_match, relaxed_accuracy
 from phi4mm.evals.word_errors import WordErrors
 
 MEDIA = sample_bundle() / "media"
@@ -121,7 +122,6 @@ def manifest(folder: Path, *lines: object) -> Path:
         ({"image": "a.png", "question": "", "answers": ["x"]}, "'question' is ''"),
         ({"image": "a.png", "question": "?", "answers": ["x"], "metric": "best"}, "exact, anls"),
         ({"image": "a.png", "question": "?", "answers": ["x"], "anser": 1}, "unknown fields anser"),
-        ({"image": "a.png", "question": "?", "answers": ["x"]}, "a.png: no such file"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, line: object, message: str) -> None:
@@ -152,8 +152,12 @@ def test_a_folder_holds_clips_with_their_texts(tmp_path: Path) -> None:
         "19-198-0001": "THIS LITTLE WORK",
         "own": "my words",
     }
-    (tmp_path / "own.flac").unlink()
-    with pytest.raises(InputError, match="0 clips have this name"):
+    (tmp_path / "own.wav").write_bytes(data)
+    with pytest.raises(InputError, match="2 clips have this name"):
+        read_clips(tmp_path)
+    (tmp_path / "own.wav").unlink()
+    (tmp_path / "own.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"own\.txt: not UTF-8"):
         read_clips(tmp_path)
 
 
@@ -200,16 +204,49 @@ def test_a_stopped_run_goes_on_where_it_was(
     assert "different cache" in err
 
 
-def test_an_item_that_cannot_be_asked_is_counted(
+def test_bad_items_are_named_at_the_end_and_stop_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad.png").write_bytes(b"no picture")
-    items = manifest(tmp_path, {"id": "x", "image": "bad.png", "question": "?", "answers": ["y"]})
-    code, out, _ = ask(capsys, items, "--json")
+    items = manifest(
+        tmp_path,
+        {"id": "x", "image": "bad.png", "question": "?", "answers": ["y"]},
+        {"id": "absent", "image": "absent.png", "question": "?", "answers": ["y"]},
+        {"id": "good", "image": str(MEDIA / "picture.png"), "question": "?", "answers": ["y"]},
+    )
+    record = tmp_path / "record.json"
+    code, out, err = ask(capsys, items, "--json", "-o", record)
     found = json.loads(out)
-    assert code == 0
-    assert found["n_items"] == 0
+    assert code == 2
+    assert found["n_items"] == 1
+    assert "exact" in found["scores"]
     assert "bad.png" in found["failed"]["x"]
+    assert "absent.png: no such file" in found["failed"]["absent"]
+    assert "2 of 3 items could not be asked and are in no score, the first is x:" in err
+    assert json.loads(record.read_text(encoding="utf-8"))["result"] == found
+
+
+def test_a_mended_item_is_asked_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    items = manifest(tmp_path, {"image": "late.png", "question": "?", "answers": ["y"]})
+    answers = tmp_path / "answers.jsonl"
+    code, out, _ = ask(capsys, items, "--answers", answers, "--json")
+    assert code == 2
+    assert json.loads(out)["scores"] == {}
+    shutil.copy(MEDIA / "picture.png", tmp_path / "late.png")
+    code, out, _ = ask(capsys, items, "--answers", answers, "--json")
+    assert code == 0
+    assert json.loads(out)["n_items"] == 1
+
+
+def test_a_text_without_its_clip_stops_no_other(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("jiwer")
+    (tmp_path / "alone.txt").write_text("words", encoding="utf-8")
+    assert run("eval", "wer", tmp_path, "-m", sample_bundle(), "--json") == 2
+    found = json.loads(capsys.readouterr().out)
+    assert "alone.*: no such file" in found["failed"]["alone"]
+    assert found["wer"] == {}, "no rate of nothing"
 
 
 def test_a_missing_package_is_named_with_its_extra(

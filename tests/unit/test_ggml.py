@@ -6,6 +6,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
 import gguf
 import numpy as np
@@ -108,6 +109,38 @@ def test_flash_attention_is_exact_for_a_head_of_72(backend: Backend) -> None:
     found = compute(backend, lambda g, *qkv: g.flash_attention(*qkv, scale), q, k, v, n_dims=3)
     scores = scale * q.astype(np.float64) @ k.swapaxes(1, 2)
     assert error(found, (soft_max(scores) @ v).swapaxes(0, 1)) < 1e-6
+
+
+def test_attention_does_without_the_kernel_that_a_device_lacks() -> None:
+    class Plain(Backend):
+        refused: ClassVar[list[str]] = []
+
+        def supports(self, operation: Any) -> bool:
+            name = load().ffi.string(load().lib.ggml_op_desc(operation)).decode()
+            if name == "FLASH_ATTN_EXT":
+                self.refused.append(name)
+                return False
+            return True
+
+    q, k, v = random(2, 37, 24), random(2, 70, 24), random(2, 70, 24)
+    with Plain(load(), n_threads=1) as plain:
+        found = compute(plain, lambda g, *qkv: g.flash_attention(*qkv, 0.2), q, k, v, n_dims=3)
+    scores = 0.2 * q.astype(np.float64) @ k.swapaxes(1, 2)
+    assert error(found, (soft_max(scores) @ v).swapaxes(0, 1)) < 1e-5
+    assert Plain.refused
+
+
+def test_an_operation_that_a_device_lacks_is_named() -> None:
+    class Poor(Backend):
+        def supports(self, operation: Any) -> bool:
+            return False
+
+    with (
+        Poor(load(), n_threads=1) as poor,
+        pytest.raises(NativeError, match=r"CPU lacks RELU"),
+        Graph(poor, max_tensors=8) as g,
+    ):
+        g.relu(Tensor.of(load().lib.ggml_new_tensor_4d(g.pointer, 0, 2, 1, 1, 1)))
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from phi4mm.native.params import ContextParams
 from phi4mm.native.product_observer import ProductObserver, weight_name
 from phi4mm.prompt.tokenizer import Tokenizer
 from phi4mm.quantize import collect
+from phi4mm.quantize.calibration import Calibration
 from phi4mm.quantize.collect import collect_imatrix
 from phi4mm.quantize.imatrix_file import ImportanceMatrix, read_imatrix, write_imatrix
 from phi4mm.quantize.plan import Request
@@ -45,9 +46,14 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def collect_text(bundle: Path, text: Path, chunk_size: int) -> ImportanceMatrix:
+    calibration = Calibration((text.name,), text, chunk_size)
+    return collect_imatrix(bundle, calibration, n_threads=1).imatrix
+
+
 @pytest.fixture(scope="module")
 def collected(f16: Path, text: Path) -> ImportanceMatrix:
-    return collect_imatrix(f16, text, chunk_size=CHUNK, n_threads=1)
+    return collect_text(f16, text, CHUNK)
 
 
 # ---- what is collected
@@ -77,7 +83,7 @@ def test_the_first_matrix_sees_the_normed_embeddings(
 
 def test_sums_are_those_of_llama_imatrix(f16: Path, text: Path) -> None:
     golden = json.loads(GOLDEN.read_text())
-    found = collect_imatrix(f16, text, chunk_size=CHUNK_SIZE, n_threads=1)
+    found = collect_text(f16, text, CHUNK_SIZE)
     assert found.n_chunks == golden["n_chunks"]
     assert golden["sums"].keys() | {"token_embd.weight"} == found.sums.keys()
     for name, (count, squares) in golden["sums"].items():
@@ -90,7 +96,7 @@ def test_batches_change_nothing_but_rounding(
     f16: Path, text: Path, collected: ImportanceMatrix, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collect, "_N_BATCH", 40)
-    other = collect_imatrix(f16, text, chunk_size=CHUNK, n_threads=1)
+    other = collect_text(f16, text, CHUNK)
     for name, sums in collected.sums.items():
         assert other.sums[name].count == sums.count
         np.testing.assert_allclose(other.sums[name].squares, sums.squares, rtol=5e-3)
@@ -227,9 +233,9 @@ def test_numbers_that_cannot_be(
 def test_texts_that_cannot_be_read(f16: Path, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     with pytest.raises(InputError, match="not UTF-8 at byte 3"):
-        collect_imatrix(f16, tmp_path / "latin.txt")
+        collect_text(f16, tmp_path / "latin.txt", CHUNK)
     with pytest.raises(InputError, match=r"absent\.txt: cannot be read"):
-        collect_imatrix(f16, tmp_path / "absent.txt")
+        collect_text(f16, tmp_path / "absent.txt", CHUNK)
 
 
 def test_no_other_file_is_replaced(f16: Path, text: Path, capsys: Any) -> None:
@@ -248,20 +254,32 @@ def test_an_interrupt_while_computing_is_raised(
 
     monkeypatch.setattr(collect._Collector, "add", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        collect_imatrix(f16, text, chunk_size=CHUNK)
+        collect_text(f16, text, CHUNK)
 
 
-def test_an_observer_that_fails_fails_once(f16: Path) -> None:
+def test_an_observer_that_fails_fails_once_and_breaks_the_computing_off(f16: Path) -> None:
     def refuse(name: str, rows: object) -> None:
         raise NativeError(name)
 
-    observer = ProductObserver(load(), {"blk.0.attn_qkv.weight"}, refuse)
+    class Counting(ProductObserver):
+        n_asked = 0
+
+        def _observe(self, tensor: Any, ask: bool, user_data: Any) -> bool:
+            self.n_asked += 1
+            return super()._observe(tensor, ask, user_data)
+
     params = ContextParams(256, 1, 1, n_batch=8, n_ubatch=8)
-    with Model(decoder_of(f16).path) as model, Context(model, params, observer=observer) as context:
-        context.decode(Batch.of_sequence(np.arange(8, dtype=np.int32)))
-        with pytest.raises(NativeError, match=r"blk\.0\.attn_qkv\.weight"):
-            observer.raise_failure()
-        observer.raise_failure()
+    whole = Counting(load(), (), refuse)
+    failing = Counting(load(), {"blk.0.attn_qkv.weight"}, refuse)
+    batch = Batch.of_sequence(np.arange(8, dtype=np.int32))
+    with Model(decoder_of(f16).path) as model:
+        for observer in (whole, failing):
+            with Context(model, params, observer=observer) as context:
+                context.decode(batch)
+    assert failing.n_asked < whole.n_asked / 2
+    with pytest.raises(NativeError, match=r"blk\.0\.attn_qkv\.weight"):
+        failing.raise_failure()
+    failing.raise_failure()
 
 
 @pytest.mark.parametrize("name", ["blk.0.ffn_up.weight", "CUDA0#blk.0.ffn_up.weight#0"])

@@ -12,11 +12,13 @@ ROOT = Path(phi4mm.__file__).parent
 # A package may import itself and what stands before it.
 LAYERS = (
     {"errors", "modality"},
+    {"json_lines", "progress"},
     {"modelfile", "media"},
     {"native"},
     {"convert", "encoders", "prompt"},
-    {"quantize"},
     {"engine"},
+    {"quantize"},
+    {"pull"},
     {"chat", "transcribe"},
     {"api"},
     {"measurement"},
@@ -24,6 +26,7 @@ LAYERS = (
     {"bench", "evals", "verify"},
     {"plan"},
     {"server"},
+    {"deploy", "export", "upstream"},
     {"cli"},
 )
 RANK = {package: rank for rank, layer in enumerate(LAYERS) for package in layer}

@@ -27,19 +27,18 @@ from phi4mm import (
     SamplingParams,
     user_message,
 )
-from phi4mm.cli.options import sample_bundle
 from phi4mm.engine.event import Event
 from phi4mm.prompt.chunk import TextChunk
 from phi4mm.prompt.medium import Picture, Sound
 from phi4mm.prompt.message import AudioPart, ImagePart, TextPart
 
 RATE = 16000
-CLIP = sample_bundle() / "media" / "clip.flac"
+CLIP = Path(__file__).parents[1] / "data" / "media" / "clip.flac"
 
 
 @pytest.fixture(scope="module")
-def model() -> Iterator[Phi4MM]:
-    with Phi4MM(sample_bundle(), n_ctx=4096, n_threads=1, kv_type="f32") as model:
+def model(tiny_path: Path) -> Iterator[Phi4MM]:
+    with Phi4MM(tiny_path, n_ctx=4096, n_threads=1, kv_type="f32") as model:
         yield model
 
 
@@ -141,21 +140,15 @@ class TestSound:
         assert kinds == [type(chunk) for chunk in second.chunks] == [TextChunk, Sound, TextChunk]
         assert first.chunks[2] == second.chunks[2]
 
-    def test_a_model_without_encoders_says_so(self, tmp_path: Path) -> None:
+    def test_a_model_without_encoders_says_so(self, model: Phi4MM, tmp_path: Path) -> None:
         """ServiceStack/llms#2, ggml-org/llama.cpp#23331: an error 500, or the server's end."""
-        shutil.copy(sample_decoder(), tmp_path / "decoder.gguf")
+        shutil.copy(model.bundle.decoder.path, tmp_path / "decoder.gguf")
         with Phi4MM(tmp_path / "decoder.gguf", n_ctx=256) as bare:
             for message in (user_message(audios=[CLIP]), user_message(images=[png(9, 9)])):
                 with pytest.raises(InputError, match="mmproj"):
                     bare.generate([message])
             with pytest.raises(InputError, match="no audio encoder"):
                 bare.transcribe(CLIP)
-
-
-def sample_decoder() -> Path:
-    """The decoder file of the built-in bundle."""
-    with Phi4MM(sample_bundle()) as model:
-        return model.bundle.decoder.path
 
 
 class TestPictures:
@@ -205,9 +198,9 @@ class TestPictures:
         ):
             model.generate([user_message("?", images=images)])
 
-    def test_eight_turns_with_a_picture_each(self) -> None:
+    def test_eight_turns_with_a_picture_each(self, tiny_path: Path) -> None:
         """ggml-org/llama.cpp#24681: a crash after some turns."""
-        with Phi4MM(sample_bundle(), n_ctx=4096, n_threads=1) as model:
+        with Phi4MM(tiny_path, n_ctx=4096, n_threads=1) as model:
             messages: list[Message] = []
             for n in range(8):
                 messages.append(user_message("?", images=[png(10, 300 + n)]))

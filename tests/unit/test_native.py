@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tiny_decoder import (
+from tiny_decoder import (  # noqa: F401 (fixtures)
     N_CTX_ORIG,
     N_EMBD,
     N_LAYER,
     N_VOCAB,
     PROMPT,
     Floats,
+    adapter_path_fixture,
     all_logits,
+    context_fixture,
     context_params,
+    model_fixture,
+    model_path_fixture,
+    tensors_fixture,
     weights,
     write_adapter,
     write_decoder,
@@ -25,35 +29,9 @@ from tiny_decoder import (
 
 from phi4mm.errors import InputError, NativeError
 from phi4mm.native.batch import Batch
+from phi4mm.native.device import Offload
 from phi4mm.native.library import load
 from phi4mm.native.llama import Adapter, Context, Model
-
-
-@pytest.fixture(scope="module")
-def tensors() -> dict[str, Floats]:
-    return weights(seed=1)
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Floats]) -> Path:
-    return write_decoder(tmp_path_factory.mktemp("native") / "decoder.gguf", tensors)
-
-
-@pytest.fixture(scope="module")
-def adapter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_adapter(tmp_path_factory.mktemp("native") / "adapter.gguf", seed=2)
-
-
-@pytest.fixture(scope="module")
-def model(model_path: Path) -> Iterator[Model]:
-    with Model(model_path) as model:
-        yield model
-
-
-@pytest.fixture
-def context(model: Model) -> Iterator[Context]:
-    with Context(model, context_params()) as context:
-        yield context
 
 
 def test_a_model_tells_its_sizes(model: Model) -> None:
@@ -89,7 +67,7 @@ def test_reading_equals_mapping(model: Model, model_path: Path) -> None:
     with Context(model, context_params()) as mapped:
         expected = all_logits(mapped)
     with (
-        Model(model_path, use_mmap=False, devices=[]) as read,
+        Model(model_path, offload=Offload(devices=()), use_mmap=False) as read,
         Context(read, context_params()) as context,
     ):
         np.testing.assert_array_equal(all_logits(context), expected)
@@ -97,14 +75,14 @@ def test_reading_equals_mapping(model: Model, model_path: Path) -> None:
 
 def test_devices_are_checked(model_path: Path) -> None:
     with pytest.raises(InputError, match=r"no device 'warp', expected one of .*CPU"):
-        Model(model_path, devices=["warp"])
+        Model(model_path, offload=Offload(devices=("warp",)))
 
 
 def test_layers_on_a_missing_gpu_are_refused(model_path: Path) -> None:
     if load().lib.llama_supports_gpu_offload():
         pytest.skip("there is a GPU")
     with pytest.raises(InputError, match=r"n_gpu_layers is 1, but .* finds no GPU"):
-        Model(model_path, n_gpu_layers=1)
+        Model(model_path, offload=Offload(n_gpu_layers=1))
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
 import pytest
-from tiny_decoder import (
+from tiny_decoder import (  # noqa: F401 (fixtures)
     PROMPT,
     Floats,
+    adapter_path_fixture,
     all_logits,
+    context_fixture,
     context_params,
+    model_fixture,
+    model_path_fixture,
+    tensors_fixture,
     weights,
     write_adapter,
     write_decoder,
@@ -25,33 +29,6 @@ from phi4mm.native.abort import AbortFlag
 from phi4mm.native.batch import Batch
 from phi4mm.native.library import load
 from phi4mm.native.llama import Adapter, Context, Model
-
-
-@pytest.fixture(scope="module")
-def tensors() -> dict[str, Floats]:
-    return weights(seed=1)
-
-
-@pytest.fixture(scope="module")
-def model_path(tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Floats]) -> Path:
-    return write_decoder(tmp_path_factory.mktemp("native") / "decoder.gguf", tensors)
-
-
-@pytest.fixture(scope="module")
-def adapter_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_adapter(tmp_path_factory.mktemp("native") / "adapter.gguf", seed=2)
-
-
-@pytest.fixture(scope="module")
-def model(model_path: Path) -> Iterator[Model]:
-    with Model(model_path) as model:
-        yield model
-
-
-@pytest.fixture
-def context(model: Model) -> Iterator[Context]:
-    with Context(model, context_params()) as context:
-        yield context
 
 
 def test_adapters_change_logits_and_none_restores_the_base(

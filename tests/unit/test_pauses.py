@@ -9,8 +9,10 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 import pytest
+import soundfile
 import soxr
 
+from phi4mm.cli.options import sample_bundle
 from phi4mm.errors import InputError
 from phi4mm.media.audio import AudioStream, open_audio
 from phi4mm.media.params import FrameParams, MelParams
@@ -63,12 +65,14 @@ def spans(found: list[Piece]) -> list[tuple[float, float]]:
 class Talk:
     """Clips with pauses of silence or noise between them, and where the pauses are."""
 
-    def __init__(self, minutes: float, seed: int, rate: int = RATE) -> None:
+    def __init__(
+        self, minutes: float, seed: int, rate: int = RATE, levels_db: tuple[float, float] = (-6, 3)
+    ) -> None:
         random = np.random.default_rng(seed)
         parts, self.pauses, at = [silence(0.5)], [(0.0, 0.5)], 0.5
         while at < 60 * minutes:
             length, pause = random.uniform(0.5, 9), random.uniform(0.2, 3)
-            level = 10 ** (random.uniform(-6, 3) / 20)
+            level = 10 ** (random.uniform(*levels_db) / 20)
             parts.append(voice(length, seed=len(parts), level=0.3 * level))
             kind = len(parts) % 3
             parts.append(silence(pause) if kind == 0 else noise(pause, -45 - 5 * kind))
@@ -105,6 +109,56 @@ def test_edges_lie_at_pauses_at_every_rate(rate: int, channels: int) -> None:
     assert max(end - start for start, end in spans(found)) <= 30
     assert talk.missing(found) < 0.3
     assert not any(piece.is_cut_short for piece in found)
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 16000, 22050, 44100, 48000])
+@pytest.mark.parametrize(("db", "quietest"), [(-40, -6), (-30, -6), (-20, 0)])
+def test_edges_lie_at_pauses_over_white_noise(db: float, quietest: float, rate: int) -> None:
+    """Between -40 and -20 dB; a clip has -22 dB, and less by up to 6 over the fainter noises."""
+    talk = Talk(0.5, seed=rate, rate=rate, levels_db=(quietest, 3))
+    n = len(talk.samples)
+    found = pieces(talk.samples + noise(n / rate + 1, db, rate=rate)[:n], rate)
+    assert max(talk.distance(at) for span in spans(found) for at in span) < 0.3
+    assert talk.missing(found) < 0.3
+    assert not any(piece.is_cut_short for piece in found)
+
+
+@pytest.mark.parametrize("db", [-40, -30, -20])
+def test_a_persons_voice_over_noise(db: float) -> None:
+    samples, rate = soundfile.read(sample_bundle() / "media" / "clip.flac", dtype="float32")
+    talk = np.concatenate([silence(2), samples, silence(1), samples, silence(2)])
+    clean, noisy = spans(pieces(talk, rate)), spans(pieces(talk + noise(60, db)[: len(talk)], rate))
+    assert noisy == [pytest.approx(span, abs=0.15) for span in clean]
+
+
+def coloured(seconds: float, db: float, slope: float, seed: int = 0) -> Samples:
+    """Noise that falls by 3 ``slope`` dB in each octave."""
+    spectrum = np.fft.rfft(np.random.default_rng(seed).standard_normal(round(RATE * seconds)))
+    wave = np.fft.irfft(spectrum * np.maximum(np.arange(len(spectrum)), 20) ** (-slope / 2))
+    return (wave * 10 ** (db / 20) / wave.std()).astype(np.float32)
+
+
+@pytest.mark.parametrize("slope", [1, 2])
+def test_noise_of_any_colour(slope: float) -> None:
+    assert pieces(coloured(20, -20, slope)) == []
+    talk = np.concatenate([silence(3), voice(4), silence(2), voice(5, 1), silence(3)])
+    found = spans(pieces(talk + coloured(17, -35, slope)))
+    assert found == [pytest.approx(span, abs=0.3) for span in ((3, 7), (9, 14))]
+
+
+def test_noise_that_comes_and_goes() -> None:
+    """A clip after loud noise that has stopped is heard, and noise that begins is no speech."""
+    parts = [noise(4, -22), voice(3), silence(1), noise(3, -30), silence(1), voice(2, 1)]
+    found = spans(pieces(np.concatenate(parts)))
+    assert found[0] == pytest.approx((4, 7), abs=0.3)
+    assert found[-1] == pytest.approx((12, 14), abs=0.3)
+    assert len(found) == 2
+
+
+@pytest.mark.parametrize("rate", [8000, 11025, 44100])
+def test_noise_is_no_speech_at_any_rate(rate: int) -> None:
+    for seed in range(3):
+        assert pieces(noise(20, -20, seed, rate), rate) == []
 
 
 def test_the_ear_gets_more_than_the_time_stamps_say() -> None:
@@ -225,7 +279,7 @@ def test_levels_are_decibels_of_power() -> None:
     levels = meter.feed(np.sin(2 * np.pi * 1000 * t).astype(np.float32)) + meter.flush()
     assert len(levels) == 100
     assert levels.level[5:-5] == pytest.approx(-3, abs=0.1)
-    assert LevelMeter(RATE).feed(noise(1, -20)).flatness.mean() == pytest.approx(0.56, abs=0.03)
+    assert LevelMeter(RATE).feed(noise(1, -20)).flatness.mean() == pytest.approx(0.65, abs=0.03)
 
 
 @pytest.mark.parametrize("params", [{"max_s": 1}, {"max_s": 60}, {"long_pause_s": 0.1}])

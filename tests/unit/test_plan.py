@@ -12,7 +12,6 @@ from measured import run
 
 from phi4mm.bench.footprint import measure_footprint
 from phi4mm.bench.work import file_bytes
-from phi4mm.cli.options import sample_bundle
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.measurement.workload import Workload
 from phi4mm.modelfile.bundle import Bundle
@@ -24,9 +23,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def plan_json(*flags: object) -> dict:
-    """The plan of the sample, made in a process of its own, as users do."""
-    command = [sys.executable, "-m", "phi4mm", "plan", sample_bundle(), "--json", "-t", 1, *flags]
+def plan_json(bundle: Path, *flags: object) -> dict:
+    """The plan of a bundle, made in a process of its own, as users do."""
+    command = [sys.executable, "-m", "phi4mm", "plan", bundle, "--json", "-t", 1, *flags]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert done.returncode in (0, 2), done.stderr
     return json.loads(done.stdout)
@@ -34,10 +33,10 @@ def plan_json(*flags: object) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
-def test_the_plan_is_within_5_percent_of_the_measured_peak(kv_type: str) -> None:
-    plan = plan_json("-c", N_CTX, "-ctk", kv_type, "-ctv", kv_type)
+def test_the_plan_is_within_5_percent_of_the_measured_peak(tiny_path: Path, kv_type: str) -> None:
+    plan = plan_json(tiny_path, "-c", N_CTX, "-ctk", kv_type, "-ctv", kv_type)
     params = EngineParams(n_ctx=N_CTX, n_threads=1, type_k=kv_type, type_v=kv_type)
-    with Bundle.open(sample_bundle()) as bundle:
+    with Bundle.open(tiny_path) as bundle:
         assert bundle.vision is not None
         workload = Workload((600, 1400), largest_picture(bundle.vision, N_CTX), 30.0)
         measured = measure_footprint(bundle, params, workload)
@@ -49,8 +48,8 @@ def test_the_plan_is_within_5_percent_of_the_measured_peak(kv_type: str) -> None
     assert abs(plan["n_bytes"] - forgotten - total) > 0.05 * total
 
 
-def test_caches_are_counted_for_both_contexts() -> None:
-    plan = plan_json("-c", 2000, "-ctk", "q8_0", "-ctv", "f16")
+def test_caches_are_counted_for_both_contexts(tiny_path: Path) -> None:
+    plan = plan_json(tiny_path, "-c", 2000, "-ctk", "q8_0", "-ctv", "f16")
     sizes = {item["name"]: item["n_bytes"] for item in plan["items"]}
     per_position = 2 * (128 // 32 * 34 + 128 * 2)  # layers, keys and values of two heads of 64
     assert sizes["KV cache, short context of 1024"] == 1024 * per_position
@@ -58,8 +57,8 @@ def test_caches_are_counted_for_both_contexts() -> None:
     assert plan["n_ctx"] == 2000
 
 
-def test_every_conversation_has_its_own_cache() -> None:
-    plan = plan_json("-c", 2048, "-np", 3, "--parallel-long", 2)
+def test_every_conversation_has_its_own_cache(tiny_path: Path) -> None:
+    plan = plan_json(tiny_path, "-c", 2048, "-np", 3, "--parallel-long", 2)
     sizes = {item["name"]: item["n_bytes"] for item in plan["items"]}
     per_position = 2 * 2 * 128 * 2  # layers, keys and values of two heads of 64 in F16
     assert sizes["KV cache, short context of 3 x 1024"] == 3 * 1024 * per_position
@@ -68,10 +67,10 @@ def test_every_conversation_has_its_own_cache() -> None:
     assert (plan["n_slots"], plan["n_long_slots"]) == (3, 2)
 
 
-def test_mapped_weights_are_those_of_the_files() -> None:
-    plan = plan_json("-c", 512)
+def test_mapped_weights_are_those_of_the_files(tiny_path: Path) -> None:
+    plan = plan_json(tiny_path, "-c", 512)
     mapped = sum(i["n_bytes"] for i in plan["items"] if i["place"] == "mapped")
-    with Bundle.open(sample_bundle()) as bundle:
+    with Bundle.open(tiny_path) as bundle:
         assert bundle.mmproj is not None
         files = file_bytes(bundle.decoder.file) + file_bytes(bundle.mmproj.file)
     # libllama tells its sizes in hundredths of a MiB
@@ -80,18 +79,20 @@ def test_mapped_weights_are_those_of_the_files() -> None:
 
 
 @pytest.mark.slow
-def test_it_says_what_fits(capsys: pytest.CaptureFixture[str]) -> None:
-    whole = plan_json("-c", 512)["n_bytes"]
-    tight = plan_json("-c", 4096, "--memory", f"{whole / 1e6 + 30:.0f}MB")
+def test_it_says_what_fits(tiny_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = plan_json(tiny_path, "-c", 512)["n_bytes"]
+    tight = plan_json(tiny_path, "-c", 4096, "--memory", f"{whole / 1e6 + 30:.0f}MB")
     (largest,) = {tight["largest_context"]["f16/f16"]}
     assert 512 <= largest < 4096
-    again = plan_json("-c", largest)
+    again = plan_json(tiny_path, "-c", largest)
     assert again["n_bytes"] <= tight["memory"] * 1.02
-    assert run("plan", sample_bundle(), "-c", 512, "--memory", "1MB") == 2
+    assert run("plan", tiny_path, "-c", 512, "--memory", "1MB") == 2
     assert "too much" in capsys.readouterr().out
 
 
-def test_a_size_without_unit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_size_without_unit_is_refused(
+    tiny_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        run("plan", sample_bundle(), "--memory", "8")
+        run("plan", tiny_path, "--memory", "8")
     assert "such as 8GB" in capsys.readouterr().err

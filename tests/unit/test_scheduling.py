@@ -157,6 +157,21 @@ def test_cancelling_while_a_picture_is_encoded_lets_the_other_request_encode_it(
         assert drain(engine, [second])[second][-1].timings.encode_s > 0
 
 
+def test_media_that_are_asked_about_once_take_no_place_in_the_cache(bundle_dir, media_dir):
+    with opened(bundle_dir("tiny")) as (engine, prompts):
+        prompt = prompts.chat([user_message(audios=[media_dir / "a33234_16000.wav"])])
+        other = prompts.raw("<|user|>something else")
+        for asked, lookups in (
+            (prompt.asked_once(), (0, 1)),
+            (prompt, (0, 2)),
+            (prompt.asked_once(), (1, 2)),
+        ):
+            # the other one takes the slot, so that the clip is looked for again
+            for request in (asked, other):
+                drain(engine, [engine.submit(request, GREEDY)])
+            assert engine.encoder_lookups == lookups
+
+
 def test_every_adapter_has_its_turn_in_every_step(shared, media_dir):
     engine, prompts = shared
     picture, clip = media_dir / "i150x333.png", media_dir / "a33234_16000.wav"

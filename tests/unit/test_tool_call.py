@@ -3,8 +3,16 @@
 import json
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from phi4mm.prompt.tool_call import TextDelta, ToolCall, ToolCallParser
+from phi4mm.prompt.tool_call import (
+    ArgumentsDelta,
+    CallEnd,
+    CallStart,
+    TextDelta,
+    ToolCallParser,
+)
 
 NESTED = {
     "query": 'a]b"c',
@@ -21,14 +29,25 @@ def listed(*calls):
 
 
 def parse(pieces, **settings):
-    """(text, calls) of an answer given in pieces."""
+    """(text, calls with the text of their arguments) of an answer given in pieces."""
     parser = ToolCallParser(**settings)
-    deltas = [delta for piece in pieces for delta in parser.push(piece)] + parser.finish()
-    text = "".join(delta.text for delta in deltas if isinstance(delta, TextDelta))
-    calls = [
-        (call.name, json.loads(call.arguments)) for call in deltas if isinstance(call, ToolCall)
-    ]
+    text, calls, n_ended = "", [], 0
+    for delta in [delta for piece in pieces for delta in parser.push(piece)] + parser.finish():
+        if isinstance(delta, TextDelta):
+            text += delta.text
+        elif isinstance(delta, CallStart):
+            assert n_ended == len(calls), "one call at a time"
+            calls.append((delta.name, ""))
+        elif isinstance(delta, ArgumentsDelta):
+            calls[-1] = (calls[-1][0], calls[-1][1] + delta.text)
+        else:
+            n_ended += 1
+    assert len(calls) - n_ended == parser.is_cut_off
     return text, calls
+
+
+def written(calls):
+    return [(name, json.dumps(arguments, ensure_ascii=False)) for name, arguments in calls]
 
 
 ANSWERS = [
@@ -48,8 +67,20 @@ ANSWERS = [
     ("functools[1, 2]", "functools[1, 2]", []),
     ("functools[{'name': 'f'}]", "functools[{'name': 'f'}]", []),
     ('functools[{"name": "f"}]', 'functools[{"name": "f"}]', []),
-    ('functools[{"name": "f", "arguments": {"a": "cut of', None, []),
-    ('<|tool_call|>[{"name": "f", "arguments": {', None, []),
+    ('functools[{"name": "f", "argum', None, []),
+    ('functools[{"name": "f"', None, []),
+    ("functools[", None, []),
+    (f"functools[functools{listed(('f', {}))}", "functools[", [("f", {})]),
+    ("<|tool_call|> ", None, []),
+    ('Well, functools[{"arguments": {"a": 1}, "name": "f"}]', "Well, ", [("f", {"a": 1})]),
+    ('functools[{"name": "f", "arguments": {}, "id": "x}"}] ok', " ok", [("f", {})]),
+    ('functools[{"name": "f", "arguments": {}} {]', " {]", [("f", {})]),
+    ('functools[{"name": "f", "arguments": {}}, 5]', ", 5]", [("f", {})]),
+    ('functools[{"name": "f", "arguments": {}} is it', " is it", [("f", {})]),
+    ('functools[{"name": "f", "arguments": {}, "id": 1', ', "id": 1', [("f", {})]),
+    ('functools[{"name": "\\x", "arguments": {}}]', None, []),
+    ('functools[{"name": "f", "arguments": "{}"}]', None, []),
+    (f"<|tool_call|>{listed(('f', {}))} and <|/tool_call|>", " and <|/tool_call|>", [("f", {})]),
     ("a < b <| c", "a < b <| c", []),
     (listed(("f", {})), listed(("f", {})), []),
 ]  # fmt: skip
@@ -57,7 +88,35 @@ ANSWERS = [
 
 @pytest.mark.parametrize(("answer", "text", "calls"), ANSWERS)
 def test_whole(answer, text, calls):
-    assert parse([answer]) == (answer if text is None else text, calls)
+    assert parse([answer]) == (answer if text is None else text, written(calls))
+
+
+CUT_OFF = [
+    ('functools[{"name": "f", "arguments": {"a": "cut of', [("f", '{"a": "cut of')]),
+    ('<|tool_call|>[{"name": "f", "arguments": {', [("f", "{")]),
+    (
+        'functools[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"b": [',
+        [("f", "{}"), ("g", '{"b": [')],
+    ),
+]
+
+
+@pytest.mark.parametrize(("answer", "calls"), CUT_OFF)
+def test_arguments_that_break_off_are_given_as_far_as_they_came(answer, calls):
+    for pieces in ([answer], list(answer)):
+        assert parse(pieces) == ("", calls)
+
+
+def test_arguments_come_as_they_are_written():
+    parser = ToolCallParser()
+    assert parser.push('functools[{"name": "f", "arguments": {"pla') == [
+        CallStart("f"),
+        ArgumentsDelta('{"pla'),
+    ]
+    assert parser.push('ce": "}"') == [ArgumentsDelta('ce": "}"')]
+    assert parser.push("}}, {") == [ArgumentsDelta("}"), CallEnd()]
+    assert parser.push('"name": "g", "arguments": {') == [CallStart("g"), ArgumentsDelta("{")]
+    assert parser.is_cut_off
 
 
 @pytest.mark.parametrize("answer", [answer for answer, _, _ in ANSWERS])
@@ -66,6 +125,21 @@ def test_split_anywhere(answer):
     assert parse(list(answer)) == whole
     for cut in range(len(answer)):
         assert parse([answer[:cut], answer[cut:]]) == whole
+
+
+FRAGMENTS = st.sampled_from([
+    "functools", "<|tool_call|>", "<|/tool_call|>", "[", "]", "{", "}", ",", " ", '"', "\\", "a",
+    '{"name": "f", "arguments": ', '{"b": "]}"}', '"name"', ":", "{}}", "<|", "func",
+])  # fmt: skip
+
+
+@given(fragments=st.lists(FRAGMENTS, max_size=12), is_bare=st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_whatever_is_written_the_cuts_do_not_show(fragments, is_bare):
+    answer = "".join(fragments)
+    whole = parse([answer], accept_bare=is_bare)
+    assert parse(list(answer), accept_bare=is_bare) == whole
+    assert parse(fragments, accept_bare=is_bare) == whole
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from measured import run
 
 from parity.fixtures import BundleDir, CheckpointDir
+from phi4mm.api import Phi4MM
+from phi4mm.convert.checkpoint import open_checkpoint
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.modelfile.reader import GGUFFile
+from phi4mm.progress import Progress
+from phi4mm.verify import weights as weights_module
+from phi4mm.verify.report import verify as verify_bundle
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +112,39 @@ def test_the_report_is_also_markdown(
     assert text.strip() == capsys.readouterr().out.strip()
     assert "Tensors: 182 used, 29 left out, of 211." in text
     assert "| decoder | F32 | 16 | 0.000e+00 |" in text
+
+
+def test_how_far_it_is_is_told(checkpoint_dir: CheckpointDir, bundle_dir: BundleDir) -> None:
+    told: dict[str, list[tuple[int, int]]] = {}
+
+    @contextmanager
+    def stage(title: str, unit: str | None) -> Iterator[Progress]:
+        told[title] = []
+        yield lambda done, total: told[title].append((done, total))
+
+    with Phi4MM(bundle_dir("tiny"), n_threads=1) as model:
+        verify_bundle(open_checkpoint(checkpoint_dir("tiny")), model, 1, stage)
+        parts = [model.bundle.decoder, model.bundle.mmproj, *model.bundle.adapters.values()]
+        infos = [info for part in parts if part for info in part.file.tensors.values()]
+    assert list(told) == ["comparing weights", "loading the reference"]
+    weights = told["comparing weights"]
+    assert weights[-1] == (sum(info.n_bytes for info in infos),) * 2
+    assert len(weights) >= len(infos)
+
+
+def test_an_interrupt_leaves_no_report(
+    checkpoint_dir: CheckpointDir,
+    bundle_dir: BundleDir,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(weights_module, "_ratio", interrupted)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # this process goes on
+    flags = ("-o", tmp_path / "r.json", "--markdown", tmp_path / "r.md")
+    assert run("verify", checkpoint_dir("tiny"), bundle_dir("tiny"), *flags) == 130
+    assert list(tmp_path.iterdir()) == []
+    assert "stopped" in capsys.readouterr().err

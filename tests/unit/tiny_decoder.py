@@ -1,18 +1,24 @@
-"""A tiny random decoder and adapters as GGUF files, and what runs them in the native tests."""
+"""A tiny random decoder and adapters as GGUF files, and what runs them in the native tests.
+
+A test module imports the fixtures it uses; their names here end in ``_fixture``, so that a test's
+parameters hide no import.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from phi4mm.native.batch import Batch
-from phi4mm.native.llama import Context
+from phi4mm.native.llama import Context, Model
 from phi4mm.native.params import ContextParams
 
 Floats = NDArray[np.float32]
@@ -123,3 +129,32 @@ def all_logits(context: Context, ids: NDArray[np.int32] = PROMPT, seq_id: int = 
     start = context.kv_length(seq_id)
     context.decode(Batch.of_sequence(ids, start=start, seq_id=seq_id, logits="all"))
     return context.logits(range(len(ids)))
+
+
+@pytest.fixture(scope="module", name="tensors")
+def tensors_fixture() -> dict[str, Floats]:
+    return weights(seed=1)
+
+
+@pytest.fixture(scope="module", name="model_path")
+def model_path_fixture(
+    tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, Floats]
+) -> Path:
+    return write_decoder(tmp_path_factory.mktemp("native") / "decoder.gguf", tensors)
+
+
+@pytest.fixture(scope="module", name="adapter_path")
+def adapter_path_fixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_adapter(tmp_path_factory.mktemp("native") / "adapter.gguf", seed=2)
+
+
+@pytest.fixture(scope="module", name="model")
+def model_fixture(model_path: Path) -> Iterator[Model]:
+    with Model(model_path) as model:
+        yield model
+
+
+@pytest.fixture(name="context")
+def context_fixture(model: Model) -> Iterator[Context]:
+    with Context(model, context_params()) as context:
+        yield context

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from phi4mm.api import Phi4MM
-from phi4mm.bench.measure import Measure, timed
+from phi4mm.bench.measure import Measure, Runs, timed
 from phi4mm.bench.peak import Peak, Work, least_s
 from phi4mm.bench.work import crop_work, prefill_work, sound_work
 from phi4mm.engine.parameters import EngineParams, SamplingParams
@@ -56,7 +56,12 @@ def cases(bundle: Bundle) -> list[Case]:
     return found
 
 
-def measure_encoders(model: Phi4MM, n_runs: int, peak: Peak | None) -> Iterator[Measure]:
+def n_encoder_measures(bundle: Bundle) -> int:
+    """How many measures ``measure_encoders`` makes."""
+    return sum(encoder is not None for encoder in (bundle.vision, bundle.audio))
+
+
+def measure_encoders(model: Phi4MM, runs: Runs, peak: Peak | None) -> Iterator[Measure]:
     """Seconds per crop, and per second of sound, from pixels and samples to embeddings."""
     mmproj, bundle = model.bundle.mmproj, model.bundle
     if mmproj is None:
@@ -67,7 +72,7 @@ def measure_encoders(model: Phi4MM, n_runs: int, peak: Peak | None) -> Iterator[
         works = [crop_work(bundle.vision, mmproj.file)] * n_crops
         yield Measure.of_seconds(
             "vision encoder",
-            timed(lambda _: model.encode_image(noise_picture(side, side, next(seeds))), n_runs),
+            timed(lambda _: model.encode_image(noise_picture(side, side, next(seeds))), runs),
             least_s(peak, *works),
             unit="s/crop",
             per=n_crops,
@@ -77,7 +82,7 @@ def measure_encoders(model: Phi4MM, n_runs: int, peak: Peak | None) -> Iterator[
         works = [sound_work(bundle.audio, mmproj.file, _CLIP_S)]
         yield Measure.of_seconds(
             "audio encoder (RTF)",
-            timed(lambda _: model.encode_audio(noise_clip(_CLIP_S, rate, next(seeds))), n_runs),
+            timed(lambda _: model.encode_audio(noise_clip(_CLIP_S, rate, next(seeds))), runs),
             least_s(peak, *works),
             unit="s/s",
             per=_CLIP_S,
@@ -85,26 +90,29 @@ def measure_encoders(model: Phi4MM, n_runs: int, peak: Peak | None) -> Iterator[
 
 
 def measure_answers(
-    model: Phi4MM, params: EngineParams, n_runs: int, peak: Peak | None, skip: Skip
+    model: Phi4MM, params: EngineParams, runs: Runs, peak: Peak | None, skip: Skip
 ) -> Iterator[Measure]:
     """Time to the first token of every case that the bundle can answer and the context holds.
 
     Args:
         model: loaded.
         params: what it was loaded with.
-        n_runs: runs of each; medians are taken.
+        runs: how often each is made; medians are taken.
         peak: of the machine that computes.
         skip: told of each case that is left out, and why.
     """
     seeds = count()
     for case in cases(model.bundle):
+        seconds = []
         try:
-            seconds = [_first_token_s(model, case, next(seeds)) for _ in range(n_runs + 1)][1:]
+            for _ in range(runs.n_all):
+                seconds.append(_first_token_s(model, case, next(seeds)))
+                runs.done()
         except InputError as error:
             skip(f"{case.name}: {error}")
             continue
         works = _works(model, case, params)
-        yield Measure.of_seconds(case.name, seconds, least_s(peak, *works))
+        yield Measure.of_seconds(case.name, seconds[1:], least_s(peak, *works))
 
 
 def _first_token_s(model: Phi4MM, case: Case, seed: int) -> float:

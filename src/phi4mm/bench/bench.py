@@ -6,16 +6,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from phi4mm.api import Phi4MM
-from phi4mm.bench.answer import measure_answers, measure_encoders
-from phi4mm.bench.decoder import Sizes, measure_decoder
+from phi4mm.bench.answer import cases, measure_answers, measure_encoders, n_encoder_measures
+from phi4mm.bench.decoder import Sizes, measure_decoder, n_decoder_measures
 from phi4mm.bench.footprint import Footprint, measure_footprint
-from phi4mm.bench.measure import Measure
+from phi4mm.bench.measure import Measure, Runs
 from phi4mm.bench.peak import Peak
 from phi4mm.bench.work import file_bytes, generation_work, kv_bytes, prefill_work
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
 from phi4mm.measurement.workload import Workload
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.native.abort import AbortFlag
+from phi4mm.progress import Progress, counter
 
 _CLIP_S = 10.0
 Notify = Callable[[Measure], None]
@@ -39,7 +41,13 @@ class BenchReport:
 
 
 def run_bench(
-    model: Phi4MM, params: EngineParams, sizes: Sizes, peak: Peak | None, notify: Notify
+    model: Phi4MM,
+    params: EngineParams,
+    sizes: Sizes,
+    peak: Peak | None,
+    abort_flag: AbortFlag,
+    notify: Notify,
+    progress: Progress | None,
 ) -> BenchReport:
     """Measure a bundle.
 
@@ -48,7 +56,10 @@ def run_bench(
         params: what it was opened with.
         sizes: how much.
         peak: of this machine.
+        abort_flag: stops what computes with ``Cancelled`` while it is set; requests of the model
+            stop by its own ``cancel``.
         notify: told of each measure when it is made.
+        progress: told of every run.
 
     Raises:
         InputError: a prompt length is beyond what the model was trained for.
@@ -57,18 +68,27 @@ def run_bench(
     n_ctx_train = bundle.decoder.hparams.n_ctx_train
     if max(sizes.n_prompt, sizes.n_generated) > n_ctx_train:
         raise InputError(f"-p and -n must be at most {n_ctx_train} for this model")
+    advance = counter(_n_runs(bundle, sizes), progress)
+    runs = Runs(sizes.n_runs, lambda: advance(1))
     footprint = measure_footprint(bundle, params, typical_workload(bundle))
+    advance(1)
     skipped: list[str] = []
     measures: list[Measure] = []
     for source in (
-        measure_decoder(bundle, params, sizes, peak),
-        measure_encoders(model, sizes.n_runs, peak),
-        measure_answers(model, params, sizes.n_runs, peak, skipped.append),
+        measure_decoder(bundle, params, sizes, runs, peak, abort_flag),
+        measure_encoders(model, runs, peak),
+        measure_answers(model, params, runs, peak, skipped.append),
     ):
         for measure in source:
             measures.append(measure)
             notify(measure)
     return BenchReport(peak, footprint, tuple(measures), tuple(skipped))
+
+
+def _n_runs(bundle: Bundle, sizes: Sizes) -> int:
+    """Runs of everything: the fresh process, then each measure's with its warm-up."""
+    n_measures = n_decoder_measures(bundle) + n_encoder_measures(bundle) + len(cases(bundle))
+    return 1 + n_measures * (sizes.n_runs + 1)
 
 
 def typical_workload(bundle: Bundle) -> Workload:

@@ -11,13 +11,15 @@ from functools import partial
 
 import numpy as np
 
-from phi4mm.bench.measure import Measure, timed
+from phi4mm.bench.measure import Measure, Runs, timed
 from phi4mm.bench.peak import Peak, least_s
 from phi4mm.bench.work import generation_work, prefill_work
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
 from phi4mm.modality import Adapter as AdapterName
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.modelfile.part import AdapterPart
+from phi4mm.native.abort import AbortFlag
 from phi4mm.native.batch import Batch
 from phi4mm.native.llama import Adapter, Context, Model
 from phi4mm.native.params import ContextParams
@@ -44,27 +46,46 @@ class Sizes:
                 raise InputError(f"{flag} is {value}, must be at least 1")
 
 
+def n_decoder_measures(bundle: Bundle) -> int:
+    """How many measures ``measure_decoder`` makes."""
+    return 2 * (1 + len(bundle.adapters))
+
+
 def measure_decoder(
-    bundle: Bundle, params: EngineParams, sizes: Sizes, peak: Peak | None
+    bundle: Bundle,
+    params: EngineParams,
+    sizes: Sizes,
+    runs: Runs,
+    peak: Peak | None,
+    abort_flag: AbortFlag,
 ) -> Iterator[Measure]:
     """Pp and tg, without an adapter and with each.
 
     Args:
         bundle: the files.
         params: threads, layers on an accelerator, cache types, batch size.
-        sizes: how many tokens, and how often.
+        sizes: how many tokens.
+        runs: how often.
         peak: of the machine that computes; None where it is not known.
+        abort_flag: stops a run with ``Cancelled`` while it is set.
     """
     names: list[AdapterName | None] = [None, *bundle.adapters]
-    with Model(bundle.decoder.path, n_gpu_layers=params.n_gpu_layers) as model:
+    with Model(bundle.decoder.path, offload=params.offload) as model:
         for name in names:
-            runner = _Runner(model, bundle, name, params, max(sizes.n_prompt, sizes.n_generated))
+            part = None if name is None else bundle.adapters[name]
+            n_ctx = max(sizes.n_prompt, sizes.n_generated)
+            runner = _Runner(model, part, params, n_ctx, abort_flag)
             with runner.context:
-                yield from _measure(runner, bundle, name, sizes, peak)
+                yield from _measure(runner, bundle, name, sizes, runs, peak)
 
 
 def _measure(
-    runner: _Runner, bundle: Bundle, name: AdapterName | None, sizes: Sizes, peak: Peak | None
+    runner: _Runner,
+    bundle: Bundle,
+    name: AdapterName | None,
+    sizes: Sizes,
+    runs: Runs,
+    peak: Peak | None,
 ) -> Iterator[Measure]:
     label = "" if name is None else f" {name}"
     adapter = None if name is None else bundle.adapters[name]
@@ -72,9 +93,9 @@ def _measure(
         "pp": prefill_work(bundle.decoder, adapter, sizes.n_prompt, runner.n_batch),
         "tg": generation_work(bundle.decoder, adapter, sizes.n_generated),
     }
-    runs = {"pp": runner.prefill, "tg": runner.generate}
+    computes = {"pp": runner.prefill, "tg": runner.generate}
     for test, n_tokens in (("pp", sizes.n_prompt), ("tg", sizes.n_generated)):
-        seconds = timed(partial(runs[test], n_tokens), sizes.n_runs)
+        seconds = timed(partial(computes[test], n_tokens), runs)
         least = least_s(peak, works[test])
         yield Measure.of_seconds(
             f"{test}{n_tokens}{label}", seconds, least, unit="tok/s", per=n_tokens
@@ -87,10 +108,10 @@ class _Runner:
     def __init__(
         self,
         model: Model,
-        bundle: Bundle,
-        name: AdapterName | None,
+        part: AdapterPart | None,
         params: EngineParams,
         n_ctx: int,
+        abort_flag: AbortFlag,
     ) -> None:
         n_batch = min(params.n_batch, n_ctx)
         self.n_batch = n_batch
@@ -107,9 +128,10 @@ class _Runner:
                 type_v=params.type_v,
                 flash_attn=params.flash_attention,
             ),
+            abort_flag,
         )
-        if name is not None:
-            adapter = Adapter(model, bundle.adapters[name].path)
+        if part is not None:
+            adapter = Adapter(model, part.path)
             self.context.set_adapters([(adapter, 1.0)])
             adapter.close()  # freed with the context
 

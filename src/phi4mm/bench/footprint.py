@@ -22,6 +22,7 @@ from phi4mm.errors import NativeError
 from phi4mm.measurement.machine import anonymous_bytes
 from phi4mm.measurement.workload import Workload
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.native.device import Offload
 
 _INTERVAL_S = 0.003
 
@@ -70,11 +71,19 @@ def _paths(bundle: Bundle) -> dict[str, str]:
     return {name: str(path.resolve()) for name, path in paths.items()}
 
 
+def _params(values: dict[str, Any]) -> EngineParams:
+    """What ``asdict`` made of them, after JSON."""
+    offload = values["offload"]
+    devices = offload["devices"]
+    offload |= {"devices": None if devices is None else tuple(devices)}
+    return EngineParams(**values | {"offload": Offload(**offload)})
+
+
 def _answer(request: dict[str, Any]) -> Footprint:
     """Do what a request asks; in the fresh process."""
     from phi4mm.api import Phi4MM
 
-    params = EngineParams(**request["params"])
+    params = _params(request["params"])
     spec = request["workload"]
     workload = Workload(
         tuple(spec["words"]), spec["picture"] and tuple(spec["picture"]), spec["clip_s"]
@@ -85,7 +94,7 @@ def _answer(request: dict[str, Any]) -> Footprint:
             Bundle.open(**request["bundle"]),
             n_ctx=params.n_ctx,
             n_threads=params.n_threads,
-            n_gpu_layers=params.n_gpu_layers,
+            offload=params.offload,
             kv_type=(params.type_k, params.type_v),
             flash_attention=params.flash_attention,
         )

@@ -59,12 +59,30 @@ class Measure:
         return cls(name, unit, statistics.median(values), min(values), max(values), limit, fraction)
 
 
-def timed(run: Callable[[int], object], n: int) -> list[float]:
-    """Seconds of ``n`` runs after a warm-up; each is given its number, the warm-up 0."""
-    run(0)
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How often each thing is run.
+
+    Attributes:
+        n: runs that count, after a warm-up that does not.
+        done: told of every run, the warm-up among them.
+    """
+
+    n: int
+    done: Callable[[], None]
+
+    @property
+    def n_all(self) -> int:
+        """Runs with the warm-up."""
+        return self.n + 1
+
+
+def timed(run: Callable[[int], object], runs: Runs) -> list[float]:
+    """Seconds of the runs that count; each is given its number, the warm-up 0."""
     seconds = []
-    for index in range(1, n + 1):
+    for index in range(runs.n_all):
         began = time.perf_counter()
         run(index)
         seconds.append(time.perf_counter() - began)
-    return seconds
+        runs.done()
+    return seconds[1:]

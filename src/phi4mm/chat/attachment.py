@@ -10,10 +10,12 @@ from pathlib import Path
 from PIL import Image
 
 from phi4mm.errors import InputError, MediaError
-from phi4mm.media.pages import Page, count_pages, load_pages
+from phi4mm.media.image import Page
+from phi4mm.media.pages import count_frames, load_pages
 from phi4mm.media.sniff import HEAD_BYTES, MediaKind, is_pdf, is_tiff, media_kind
-from phi4mm.media.source import read_source
+from phi4mm.media.source import read_source, source_name
 from phi4mm.prompt.chunk import PromptBuilder
+from phi4mm.prompt.medium import Picture
 from phi4mm.prompt.message import AudioPart, ImagePart
 
 _THUMBNAIL = (80, 80)
@@ -70,40 +72,33 @@ def open_attachments(
             raise InputError(f"{path}: a clip has no pages")
         return [_clip(path, data, prompts)]
     if is_pdf(data[:HEAD_BYTES]) or pages is not None or is_tiff(data[:HEAD_BYTES]):
-        found = load_pages(path, pages)
-        n_pages = count_pages(path)
-        return [_page(path, page, prompts, n_pages) for page in found]
+        return [_page(path, page, prompts) for page in load_pages(path, pages)]
     return [_picture(path, data, prompts)]
 
 
 def _clip(path: Path, data: bytes, prompts: PromptBuilder) -> Attachment:
-    sound = prompts.sound(path)
-    seconds = sound.clip.duration_s
-    details = (f"{seconds:.1f} s", f"{sound.clip.rate // 1000} kHz")
+    sound = prompts.sound(data, source_name(path, "audio"))
+    clip = sound.clip
+    details = (f"{clip.duration_s:.1f} s", f"{clip.rate // 1000} kHz")
     return Attachment(path.name, AudioPart(data), sound.n_tokens, details)
 
 
 def _picture(path: Path, data: bytes, prompts: PromptBuilder) -> Attachment:
-    n_frames = count_pages(path)
-    note = (f"first of {n_frames} frames",) if n_frames > 1 else ()
-    return _described(path.name, path, data, prompts, note)
+    n_frames = count_frames(data)
+    notes = (f"first of {n_frames} frames",) if n_frames > 1 else ()
+    picture = prompts.picture(data, source_name(path, "image"))
+    return _described(path.name, picture, data, notes)
 
 
-def _page(path: Path, page: Page, prompts: PromptBuilder, n_pages: int) -> Attachment:
+def _page(path: Path, page: Page, prompts: PromptBuilder) -> Attachment:
     buffer = io.BytesIO()
     page.image.save(buffer, "PNG")
-    name = f"{path.name} p. {page.number}" if n_pages > 1 else path.name
-    return _described(name, page.image, buffer.getvalue(), prompts, ())
+    name = f"{path.name} p. {page.number}" if page.n_pages > 1 else path.name
+    data = buffer.getvalue()
+    return _described(name, prompts.picture(data, page.name), data, ())
 
 
-def _described(
-    name: str,
-    source: Path | Image.Image,
-    data: bytes,
-    prompts: PromptBuilder,
-    notes: tuple[str, ...],
-) -> Attachment:
-    picture = prompts.picture(source)
+def _described(name: str, picture: Picture, data: bytes, notes: tuple[str, ...]) -> Attachment:
     plan, thumbnail = picture.plan, picture.image.copy()
     thumbnail.thumbnail(_THUMBNAIL)
     details = (f"{plan.width}x{plan.height}", *notes, f"{plan.n_crops} + 1 crops")

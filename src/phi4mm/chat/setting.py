@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any, get_args
 
 from phi4mm.chat.session import ContextShift, Session
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, SettingError
 
 
 def _optional_int(text: str) -> int | None:
@@ -45,7 +45,10 @@ def change_setting(session: Session, assignment: str) -> None:
         parsed = read(value)
     except ValueError:
         raise InputError(f"{key} {value!r}: give a number") from None
-    session.sampling = replace(session.sampling, **{field: parsed})
+    try:
+        session.sampling = replace(session.sampling, **{field: parsed})
+    except SettingError as error:
+        raise InputError(f"{key} {error.problem}") from None
 
 
 def show_settings(session: Session) -> str:

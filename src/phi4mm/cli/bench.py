@@ -8,12 +8,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phi4mm.cli.options import add_model_options, open_model
+from phi4mm.cli.interrupt import cancel_on_signal
+from phi4mm.cli.options import add_model_options, offload, open_model
+from phi4mm.cli.progress import progress_bar
 from phi4mm.cli.table import byte_size, table
 
 if TYPE_CHECKING:
+    from phi4mm.api import Phi4MM
     from phi4mm.bench.bench import BenchReport
+    from phi4mm.bench.decoder import Sizes
     from phi4mm.bench.measure import Measure
+    from phi4mm.bench.peak import Peak
     from phi4mm.engine.parameters import EngineParams
 
 _HEADER = ("", "median", "lowest", "highest", "unit", "limit", "reached")
@@ -42,18 +47,19 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure; each line goes to stderr when it is there, the table and JSON to stdout."""
-    from phi4mm.bench.bench import physics, run_bench
+    """Measure; bar and lines go to stderr when they are there, the table and JSON to stdout."""
+    from phi4mm.bench.bench import physics
     from phi4mm.bench.decoder import Sizes
     from phi4mm.bench.peak import Peak
     from phi4mm.measurement.record import new_record
+    from phi4mm.native.device import NO_OFFLOAD
 
     sizes, params = Sizes(args.p, args.n, args.r), _engine_params(args)
     with open_model(args) as model:
-        peak = Peak.measure() if params.n_gpu_layers == 0 else None
+        peak = Peak.measure() if params.offload == NO_OFFLOAD else None
         if not args.json and peak is not None:
             print(physics(model.bundle, params, sizes, peak), end="\n\n", flush=True)
-        report = run_bench(model, params, sizes, peak, _show_progress)
+        report = _measure(model, params, sizes, peak)
         record = new_record("bench", model.bundle, asdict(report), params.threads)
     if args.output is not None:
         record.write(args.output)
@@ -63,20 +69,36 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def _measure(model: Phi4MM, params: EngineParams, sizes: Sizes, peak: Peak | None) -> BenchReport:
+    from phi4mm.bench.bench import run_bench
+    from phi4mm.native.abort import AbortFlag
+    from phi4mm.native.library import load
+
+    abort_flag = AbortFlag(load())
+
+    def cancel() -> None:
+        abort_flag.set()
+        model.cancel()
+
+    bar = progress_bar("measuring", unit="runs", redraws_per_s=1)  # it takes time from the runs
+    with cancel_on_signal(cancel), bar as progress:
+        return run_bench(model, params, sizes, peak, abort_flag, _show_measure, progress)
+
+
 def _engine_params(args: argparse.Namespace) -> EngineParams:
     from phi4mm.engine.parameters import EngineParams
 
     return EngineParams(
         n_ctx=args.ctx_size,
         n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
+        offload=offload(args),
         type_k=args.cache_type_k,
         type_v=args.cache_type_v,
         flash_attention=args.flash_attn,
     )
 
 
-def _show_progress(measure: Measure) -> None:
+def _show_measure(measure: Measure) -> None:
     if sys.stderr.isatty():
         print("  ".join(_row(measure)), file=sys.stderr)
 

@@ -10,6 +10,7 @@ from phi4mm.cli.options import add_cache_type_options, add_threads_option
 
 if TYPE_CHECKING:
     from phi4mm.engine.parameters import EngineParams
+    from phi4mm.native.device import Offload
 
 
 def add_compute_options(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +30,7 @@ def compute_params(
     args: argparse.Namespace,
     *,
     n_ctx: int | None = None,
-    n_gpu_layers: int = 0,
+    offload: Offload | None = None,
     n_slots: int = 1,
     n_long_slots: int = 1,
 ) -> EngineParams:
@@ -39,11 +40,12 @@ def compute_params(
         InputError: a value is out of range.
     """
     from phi4mm.engine.parameters import EngineParams
+    from phi4mm.native.device import NO_OFFLOAD
 
     return EngineParams(
         n_ctx=n_ctx,
         n_threads=args.threads,
-        n_gpu_layers=n_gpu_layers,
+        offload=offload or NO_OFFLOAD,
         n_slots=n_slots,
         n_long_slots=n_long_slots,
         type_k=args.cache_type_k,

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 def summary(report: BundleReport) -> str:
     """What a conversion did: a table of the files, then what became of the tensors."""
     rows = [
-        (f.path.name, f.part, f.ggml_type.name, f"{f.n_tensors} tensors", byte_size(f.n_bytes))
+        (f.path.name, f.part, f.type_name, f"{f.n_tensors} tensors", byte_size(f.n_bytes))
         for f in report.files
     ]
     lines = table(rows)

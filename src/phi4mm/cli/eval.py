@@ -1,4 +1,4 @@
-"""``phi4mm eval``: word error rate of clips, scores of questions about pictures."""
+"""``phi4mm eval``: word error rates, scores of questions about pictures, the sample model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from phi4mm.cli import eval_sample
 from phi4mm.cli.compute_options import add_record_options
 from phi4mm.cli.options import add_model_options, open_model
 from phi4mm.cli.progress import progress_bar
@@ -25,7 +26,8 @@ _EPILOG = """\
 manifests have one JSON object in each line, paths relative to the manifest:
   wer       {"audio": "a.wav", "text": "the words", "language": "en"}
   pictures  {"image": "a.png", "question": "How many?", "answers": ["2"], "metric": "exact"}
-metrics: exact, anls, relaxed
+metrics: exact, anls, relaxed, verbatim, call
+wer needs: pip install 'phi4mm[eval]'
 
 examples:
   phi4mm eval wer LibriSpeech/test-clean -m bundle --answers clean.jsonl
@@ -38,30 +40,48 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     """Add the verb."""
     parser = verbs.add_parser(
         "eval",
-        help="measure word error rate, or answers about pictures",
-        description="Ask a bundle every item of a set and score the answers. With --answers, a "
-        "run that was stopped goes on where it was. wer needs: pip install 'phi4mm[eval]'",
+        help="measure word error rate, answers about pictures, or the sample model",
+        description="Ask a bundle every item of a set and score the answers. Items that cannot be "
+        "asked are named at the end, and the exit code is then 2.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("task", choices=("wer", "pictures"), help="what to measure")
-    parser.add_argument("items", metavar="MANIFEST", type=Path, help="JSON lines; wer: or a folder")
-    parser.add_argument("--answers", metavar="FILE", type=Path, help="keep answers (JSON lines)")
-    parser.add_argument("--limit", metavar="N", type=int, help="first items only (default: all)")
-    parser.add_argument("-n", "--n-predict", metavar="N", type=int, help="longest answer in tokens")
-    parser.add_argument(
+    tasks = parser.add_subparsers(dest="task", metavar="TASK", required=True)
+    wer = _add_task(tasks, "wer", "word error rate of clips")
+    wer.add_argument(
         "--normalizer",
         choices=("whisper", "none"),
         default="whisper",
         help="how words are compared (default: whisper, as published rates do)",
     )
+    _add_task(tasks, "pictures", "scores of answers to questions about pictures")
+    eval_sample.add_parser(tasks)
+
+
+def _add_task(
+    tasks: argparse._SubParsersAction[argparse.ArgumentParser], name: str, what: str
+) -> argparse.ArgumentParser:
+    parser = tasks.add_parser(
+        name,
+        help=what,
+        description=f"Measure {what}. With --answers, a run that was stopped goes on where it was.",
+    )
+    parser.add_argument("items", metavar="MANIFEST", type=Path, help="JSON lines; wer: or a folder")
+    parser.add_argument("--answers", metavar="FILE", type=Path, help="keep answers (JSON lines)")
+    parser.add_argument("--limit", metavar="N", type=int, help="first items only (default: all)")
+    parser.add_argument("-n", "--n-predict", metavar="N", type=int, help="longest answer in tokens")
     add_record_options(parser)
     add_model_options(parser)
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, parser=parser)
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
-    """Ask and score; the bar goes to stderr, the numbers to stdout."""
+    """Ask and score; the bar goes to stderr, the numbers to stdout.
+
+    Raises:
+        InputError: after all that, if an item could not be asked.
+    """
     from phi4mm.engine.parameters import EngineParams
     from phi4mm.measurement.record import new_record
 
@@ -74,6 +94,12 @@ def run(args: argparse.Namespace) -> int:
     if args.output is not None:
         record.write(args.output)
     print(json.dumps(values, ensure_ascii=False) if args.json else summary(result))
+    if result.failed:
+        id_, reason = next(iter(result.failed.items()))
+        raise InputError(
+            f"{len(result.failed)} of {len(items)} items could not be asked and are in no score, "
+            f"the first is {id_}: {reason}"
+        )
     return 0
 
 

@@ -64,13 +64,25 @@ def summary(inspection: Inspection) -> str:
     lines = table([header, *map(_row, inspection.files)], right=(3, 4))
     for file in inspection.files:
         lines += _details(file)
-    if inspection.answers:
+    if inspection.answers or len(inspection.families) > 1:
         lines.append("")
+    if len(inspection.families) > 1:
+        lines += map(_family, inspection.families.items())
+    if inspection.beside:
+        lines.append(
+            f"used with it, from its folder: {', '.join(p.name for p in inspection.beside)}"
+        )
     for kind, missing in inspection.answers.items():
         lines.append(f"answers {kind}: {'yes' if missing is None else f'no: {missing}'}")
     lines += [f"warning: {text}" for text in inspection.warnings]
     lines += [f"fault: {text}" for text in inspection.faults]
     return "\n".join(lines)
+
+
+def _family(family: tuple[str, tuple[Path, ...]]) -> str:
+    bundle_id, paths = family
+    names = ", ".join(path.name for path in paths)
+    return f"of one model ({bundle_id}): {names}" if bundle_id else f"names no model: {names}"
 
 
 def _row(file: FileReport) -> tuple[str, ...]:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from phi4mm import __version__
-from phi4mm.errors import Cancelled, InputError, ModelFileError, Phi4MMError
+from phi4mm.cli.parser import Parser, one_line
+from phi4mm.errors import Cancelled, InputError, ModelFileError, Phi4MMError, SettingError
 
 VERBS = (
     "demo",
@@ -21,11 +22,16 @@ VERBS = (
     "chat",
     "transcribe",
     "serve",
+    "export",
+    "batch",
+    "pull",
     "convert",
     "quantize",
     "imatrix",
     "inspect",
+    "devices",
     "perplexity",
+    "compare",
     "bench",
     "plan",
     "eval",
@@ -46,7 +52,7 @@ _EXIT_CODES: dict[type[Phi4MMError], int] = {
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; every verb's module adds its own."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="phi4mm",
         description="Phi-4-multimodal-instruct (text, pictures, sound) on your own machine.",
     )
@@ -57,6 +63,8 @@ def build_parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     for verb in VERBS:
         import_module(f"phi4mm.cli.{verb}").add_parser(verbs)
+    for verb_parser in verbs.choices.values():
+        verb_parser.set_defaults(parser=verb_parser)
     return parser
 
 
@@ -82,7 +90,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args = build_parser().parse_args(argv)
+    args, unknown = build_parser().parse_known_args(argv)
+    if unknown:
+        args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(
         level=logging.DEBUG if args.verbose else logging.WARNING,
         format="%(levelname)s: %(message)s",
@@ -91,7 +101,10 @@ def _run(argv: Sequence[str] | None) -> int:
     if not args.verbose:
         # It logs an answer that a person stops as an error; of true errors the exception tells.
         logging.getLogger("phi4mm.native").setLevel(logging.CRITICAL)
-    code: int = args.run(args)
+    try:
+        code: int = args.run(args)
+    except SettingError as error:
+        raise InputError(args.parser.in_flags(error)) from error
     sys.stdout.flush()
     return code
 
@@ -117,8 +130,7 @@ def _terminate(number: int, frame: object) -> None:
 
 def _say(text: str) -> None:
     """One line on stderr, whatever characters a file's name has."""
-    line = "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
-    print(f"phi4mm: {line}", file=sys.stderr)
+    print(f"phi4mm: {one_line(text)}", file=sys.stderr)
 
 
 if __name__ == "__main__":

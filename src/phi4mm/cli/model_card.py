@@ -138,6 +138,9 @@ def _divergence(records: Sequence[Record]) -> Lines:
 def _evaluation(records: Sequence[Record]) -> Lines:
     rows: list[Row] = []
     for r in records:
+        if r.result["task"] == "sample":
+            rows += _abilities(r.result)
+            continue
         if r.result["task"] == "wer":
             scores = {f"WER {name}": f"{rate:.2%}" for name, rate in r.result["wer"].items()}
         else:
@@ -148,6 +151,16 @@ def _evaluation(records: Sequence[Record]) -> Lines:
         counts = (str(r.result["n_items"]), str(len(r.result["failed"])))
         rows += [(r.result["items"], name, score, *counts) for name, score in scores.items()]
     yield from _table(("set", "score", "value", "items", "failed"), rows)
+
+
+def _abilities(result: Mapping[str, Any]) -> Iterator[Row]:
+    for ability in result["abilities"]:
+        metric = "WER" if ability["kind"] == "clips" else "right"
+        counts = (str(ability["n_items"]), str(len(ability["failed"])))
+        for use, score in (("", ability["score"]), (" without adapter", ability["score_off"])):
+            if score is not None:
+                value = f"{score['value']:.2%} ({score['low']:.1%} to {score['high']:.1%})"
+                yield (result["items"], f"{ability['title']}, {metric}{use}", value, *counts)
 
 
 def _speed(records: Sequence[Record]) -> Lines:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from importlib.resources import files
@@ -12,13 +13,10 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from phi4mm.api import Phi4MM
     from phi4mm.engine.parameters import SamplingParams
+    from phi4mm.modelfile.bundle import Bundle
+    from phi4mm.native.device import Offload
 
 KV_TYPES = ("f32", "f16", "q8_0")
-SAMPLE_NOTICE = (
-    "no model given (-m, or PHI4MM_MODEL): using the built-in sample, a tiny model with random "
-    "weights. Its words mean nothing; it shows that the machinery works. For the real one, "
-    "convert microsoft/Phi-4-multimodal-instruct: phi4mm convert CHECKPOINT -o DIR"
-)
 
 
 def nonempty_path(text: str) -> Path:
@@ -56,7 +54,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
         "(default: 8192, or what the model was trained for if that is less)",
     )
     add_threads_option(group)
-    add_gpu_layers_option(group)
+    add_offload_options(group, with_encoders=True)
     group.add_argument(
         "-fa",
         "--flash-attn",
@@ -72,15 +70,58 @@ def add_threads_option(parser: argparse._ActionsContainer) -> None:
     parser.add_argument("-t", "--threads", metavar="N", type=int, help="CPU threads (default: all)")
 
 
-def add_gpu_layers_option(parser: argparse._ActionsContainer) -> None:
-    """What goes to an accelerator."""
+def add_offload_options(parser: argparse._ActionsContainer, *, with_encoders: bool = False) -> None:
+    """What goes to accelerators, and to which."""
     parser.add_argument(
         "-ngl",
         "--n-gpu-layers",
         metavar="N",
         type=int,
         default=0,
-        help="decoder layers on an accelerator (default: 0)",
+        help="decoder layers on accelerators, 99 for all (default: 0)",
+    )
+    parser.add_argument(
+        "-dev",
+        "--device",
+        metavar="NAME,...",
+        type=_device_names,
+        help="accelerators to use, as `phi4mm devices` names them, or none (default: all)",
+    )
+    parser.add_argument(
+        "-mg",
+        "--main-gpu",
+        metavar="N",
+        type=int,
+        help="give everything to one of them, counted from 0 (default: layers are spread over "
+        "all" + (", the encoders go to the first)" if with_encoders else ")"),
+    )
+    if with_encoders:
+        parser.add_argument(
+            "--no-mmproj-offload",
+            action="store_true",
+            help="keep the encoders on the CPU",
+        )
+    else:
+        parser.set_defaults(no_mmproj_offload=False)
+
+
+def _device_names(text: str) -> tuple[str, ...]:
+    return () if text == "none" else tuple(name.strip() for name in text.split(","))
+
+
+def offload(args: argparse.Namespace) -> Offload:
+    """The flags of ``add_offload_options``, checked.
+
+    Raises:
+        InputError: they contradict each other, or a number is out of range.
+    """
+    from phi4mm.native.device import Offload
+
+    return Offload(
+        n_gpu_layers=args.n_gpu_layers,
+        devices=args.device,
+        main_gpu=args.main_gpu,
+        encoders=not args.no_mmproj_offload,
     )
 
 
@@ -125,13 +166,39 @@ def sample_bundle() -> Path:
     return Path(str(files("phi4mm") / "sample"))
 
 
+def sample_notice() -> str:
+    """What the sample is and can do, as the file beside it says, and how to get the real model."""
+    about = json.loads((sample_bundle() / "about.json").read_text(encoding="utf-8"))
+    return (
+        f"no model given (-m, or PHI4MM_MODEL): using the built-in sample, {about['what']}. For "
+        "the real one, convert microsoft/Phi-4-multimodal-instruct: phi4mm convert CHECKPOINT "
+        "-o DIR"
+    )
+
+
 def bundle_path(args: argparse.Namespace) -> Path:
     """Where the bundle is; says so on stderr where it is the sample."""
     path = args.model or os.environ.get("PHI4MM_MODEL") or None
     if path is not None:
         return Path(path)
-    print(f"phi4mm: {SAMPLE_NOTICE}", file=sys.stderr)
+    print(f"phi4mm: {sample_notice()}", file=sys.stderr)
     return sample_bundle()
+
+
+def open_bundle(args: argparse.Namespace) -> Bundle:
+    """Open the files that the model flags name; says so on stderr where they are the sample's.
+
+    Raises:
+        ModelFileError: a file cannot be used.
+    """
+    from phi4mm.modelfile.bundle import Bundle
+
+    return Bundle.open(
+        bundle_path(args),
+        mmproj=args.mmproj,
+        vision_lora=args.vision_lora,
+        speech_lora=args.speech_lora,
+    )
 
 
 def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi4MM:
@@ -147,19 +214,12 @@ def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi
     """
     from phi4mm.api import Phi4MM
     from phi4mm.engine.parameters import DEFAULT_ENCODER_CACHE_BYTES
-    from phi4mm.modelfile.bundle import Bundle
 
-    bundle = Bundle.open(
-        bundle_path(args),
-        mmproj=args.mmproj,
-        vision_lora=args.vision_lora,
-        speech_lora=args.speech_lora,
-    )
     return Phi4MM(
-        bundle,
+        open_bundle(args),
         n_ctx=args.ctx_size,
         n_threads=args.threads,
-        n_gpu_layers=args.n_gpu_layers,
+        offload=offload(args),
         flash_attention=args.flash_attn,
         kv_type=(args.cache_type_k, args.cache_type_v),
         encoder_cache_bytes=DEFAULT_ENCODER_CACHE_BYTES if keep_embeddings else 0,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from phi4mm.cli.compute_options import add_compute_options, add_record_options, compute_params
-from phi4mm.cli.options import add_gpu_layers_option
+from phi4mm.cli.options import add_offload_options, offload
 from phi4mm.cli.progress import progress_bar
 from phi4mm.errors import InputError
 
@@ -53,7 +53,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
     )
     parser.add_argument("--kl-divergence", action="store_true", help="compare with a base")
     parser.add_argument("--base", metavar="FILE", type=Path, help="what --save-logits wrote")
-    add_gpu_layers_option(parser)
+    add_offload_options(parser)
     add_record_options(parser)
     parser.set_defaults(run=run)
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from phi4mm.modelfile.bundle import Bundle
 
     _check_flags(args)
-    params = compute_params(args, n_gpu_layers=args.n_gpu_layers)
+    params = compute_params(args, offload=offload(args))
     with Bundle.open(args.bundle) as bundle:
         result = _measure(args, bundle.decoder, params)
         source = args.base if args.kl_divergence else args.file

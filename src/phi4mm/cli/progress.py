@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
-Update = Callable[[int, int], None]
-"""Called with what is done and what there is to do."""
+from phi4mm.progress import Progress
 
 
 @contextmanager
-def progress_bar(title: str, *, unit: str | None = None) -> Iterator[Update | None]:
+def progress_bar(
+    title: str, *, unit: str | None = None, redraws_per_s: float = 10
+) -> Iterator[Progress | None]:
     """A bar with the time left, as a function that moves it.
 
     Args:
         title: what is being done.
         unit: what is counted; None for bytes.
+        redraws_per_s: how often it is drawn; each time takes about a millisecond of a core.
     """
     if not sys.stderr.isatty():
         yield None
@@ -33,7 +35,17 @@ def progress_bar(title: str, *, unit: str | None = None) -> Iterator[Update | No
         *amount,
         bars.TimeRemainingColumn(),
         console=Console(stderr=True),
+        refresh_per_second=redraws_per_s,
         transient=True,
     ) as bar:
         task = bar.add_task("", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def stage(title: str, unit: str | None) -> Iterator[Progress | None]:
+    """A bar for one piece of longer work; a line where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        print(f"phi4mm: {title}", file=sys.stderr)
+    with progress_bar(title, unit=unit) as progress:
+        yield progress

@@ -80,17 +80,17 @@ def _messages(args: argparse.Namespace) -> list[Message]:
 
 def _images(args: argparse.Namespace) -> list[ImageSource]:
     """The pictures, or the chosen pages; of an animation the first frame, which is said."""
-    from phi4mm.media.pages import count_pages, load_pages, parse_pages
+    from phi4mm.media.pages import load_pages, parse_pages
 
     numbers = None if args.pages is None else parse_pages(args.pages)
     images: list[ImageSource] = []
     for name in args.image:
-        if numbers is None and (n_frames := count_pages(name)) == 1:
-            images.append(name)
-            continue
-        images += (page.image for page in load_pages(name, numbers))
-        if numbers is None:
-            print(f"phi4mm: {name}: the first of {n_frames} frames is used", file=sys.stderr)
+        pages = load_pages(name, numbers)
+        images += pages
+        if numbers is None and pages[0].n_pages > 1:
+            print(
+                f"phi4mm: {name}: the first of {pages[0].n_pages} frames is used", file=sys.stderr
+            )
     return images
 
 

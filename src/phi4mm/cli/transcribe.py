@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from phi4mm.api import Phi4MM
     from phi4mm.engine.event import Event
     from phi4mm.engine.parameters import SamplingParams
-    from phi4mm.media.audio import AudioStream, Samples
+    from phi4mm.media.audio import AudioStream
     from phi4mm.prompt.message import Message
     from phi4mm.transcribe.job import Job
     from phi4mm.transcribe.segment import Note
@@ -173,9 +173,10 @@ class _Work:
         self, name: str, audio: AudioStream, out: TextIO, progress: Callable[[float], None]
     ) -> None:
         from phi4mm.transcribe.formats import FORMATS
+        from phi4mm.transcribe.heard import Heard
 
         began, notes, n_segments = time.perf_counter(), Counter["Note"](), 0
-        heard, format_ = _Heard(audio), FORMATS[self.format]()
+        heard, format_ = Heard(audio), FORMATS[self.format]()
         out.write(format_.begin())
         with closing(self.transcriber.segments(heard.audio)) as segments:
             for segment in segments:
@@ -187,23 +188,6 @@ class _Work:
         out.write(format_.end(name, self.task.name, heard.seconds))
         out.flush()
         _say(_summary(name, heard.seconds, time.perf_counter() - began, n_segments, notes))
-
-
-class _Heard:
-    """Counts how much of a recording was read."""
-
-    def __init__(self, audio: AudioStream) -> None:
-        self._n_samples, self._rate = 0, audio.rate
-        self.audio = replace(audio, blocks=self._count(audio.blocks))
-
-    @property
-    def seconds(self) -> float:
-        return self._n_samples / self._rate
-
-    def _count(self, blocks: Iterator[Samples]) -> Iterator[Samples]:
-        for block in blocks:
-            self._n_samples += len(block)
-            yield block
 
 
 def _summary(

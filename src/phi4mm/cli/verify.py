@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from pathlib import Path
 
 from phi4mm.cli.compute_options import add_record_options
+from phi4mm.cli.interrupt import cancel_on_signal
+from phi4mm.cli.progress import stage
 
 _EPILOG = """\
 Weights are compared without any other package. The stages of the encoders and the answers are
@@ -38,7 +39,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare; the report goes to stdout."""
+    """Compare; bars go to stderr, the report to stdout."""
     from phi4mm.api import Phi4MM
     from phi4mm.convert.checkpoint import open_checkpoint
     from phi4mm.engine.parameters import EngineParams
@@ -48,7 +49,9 @@ def run(args: argparse.Namespace) -> int:
 
     n_threads = EngineParams(n_threads=args.threads).threads
     with Phi4MM(args.bundle, n_threads=args.threads, kv_type="f32") as model:
-        report = verify(open_checkpoint(args.checkpoint), model, n_threads, _notify)
+        checkpoint = open_checkpoint(args.checkpoint)
+        with cancel_on_signal(model.cancel):
+            report = verify(checkpoint, model, n_threads, stage)
         record = new_record("verify", model.bundle, report.as_dict(), n_threads)
     if args.output is not None:
         record.write(args.output)
@@ -58,7 +61,3 @@ def run(args: argparse.Namespace) -> int:
             stream.write(f"{text}\n".encode())
     print(json.dumps(report.as_dict()) if args.json else text)
     return 0
-
-
-def _notify(text: str) -> None:
-    print(f"phi4mm: {text}", file=sys.stderr)

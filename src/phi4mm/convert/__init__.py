@@ -6,8 +6,8 @@ from phi4mm.convert.convert import (
     convert_adapter,
     convert_checkpoint,
 )
-from phi4mm.convert.output_folder import Progress
 from phi4mm.convert.part_type import TYPES, PartTypes
+from phi4mm.progress import Progress
 
 __all__ = [
     "TYPES",

@@ -11,9 +11,10 @@ The two layouts are Microsoft's (``phi4mm``: adapters inside the shards) and tra
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import TypeAlias, cast
 
 from phi4mm.convert.tensorfile import (
     SourceTensor,
@@ -23,6 +24,8 @@ from phi4mm.convert.tensorfile import (
 )
 from phi4mm.errors import ModelFileError
 from phi4mm.modality import Adapter
+
+Described: TypeAlias = Mapping[str, Mapping[str, SourceTensor]]
 
 ADAPTERS: tuple[Adapter, ...] = ("vision", "speech")
 WEIGHTS_FILE = "model.safetensors"
@@ -100,8 +103,13 @@ class Checkpoint:
     ignored_folders: tuple[Path, ...]
 
 
-def open_checkpoint(path: Path) -> Checkpoint:
+def open_checkpoint(path: Path, described: Described | None = None) -> Checkpoint:
     """Open a checkpoint folder.
+
+    Args:
+        path: the folder.
+        described: weight files that need not be here: their tensors, by the files' names within
+            the folder.
 
     Raises:
         ModelFileError: it is not a checkpoint of this model, or a file of it is missing,
@@ -112,19 +120,22 @@ def open_checkpoint(path: Path) -> Checkpoint:
         raise ModelFileError(f"{path}: {found}; a checkpoint is a folder with config.json")
     config = read_json(path / "config.json")
     layout = _layout(path / "config.json", config)
-    tensors = _main_tensors(path)
+    described = described or {}
+    tensors = _main_tensors(path, described)
     folders = [path / f"{name}-lora" for name in ADAPTERS]
     present = [folder for folder in folders if folder.is_dir()]
     inside = {name for name in ADAPTERS if any(f".lora_A.{name}." in stored for stored in tensors)}
     read = [folder for folder in present if folder.name.removesuffix("-lora") not in inside]
     for folder in read:
-        for name, tensor in open_adapter_tensors(folder).items():
+        for name, tensor in open_adapter_tensors(folder, described).items():
             tensors[f"{folder.name}/{name}"] = tensor
     ignored = [folder for folder in present if folder not in read]
     return Checkpoint(path, layout, config, tensors, tuple(read), tuple(ignored))
 
 
-def open_adapter_tensors(folder: Path) -> dict[str, SourceTensor]:
+def open_adapter_tensors(
+    folder: Path, described: Described | None = None
+) -> dict[str, SourceTensor]:
     """The tensors of a PEFT adapter folder, by module path: ``model.layers.0.X.lora_A.weight``.
 
     PEFT's own prefix ``base_model.model.`` and the adapter's name inside a key are removed.
@@ -133,7 +144,9 @@ def open_adapter_tensors(folder: Path) -> dict[str, SourceTensor]:
         ModelFileError: the file is missing or malformed, or two of its names mean the same.
     """
     tensors: dict[str, SourceTensor] = {}
-    for stored, tensor in open_tensors(_existing(folder / ADAPTER_WEIGHTS_FILE)).items():
+    given = (described or {}).get(f"{folder.name}/{ADAPTER_WEIGHTS_FILE}")
+    stored_tensors = given or open_tensors(_existing(folder / ADAPTER_WEIGHTS_FILE))
+    for stored, tensor in stored_tensors.items():
         name = re.sub(r"\.(lora_[AB])\.\w+\.weight$", r".\1.weight", stored)
         name = name.removeprefix("base_model.model.")
         if name in tensors:
@@ -175,7 +188,9 @@ def _layout(path: Path, config: dict[str, object]) -> Layout:
     return layout
 
 
-def _main_tensors(path: Path) -> dict[str, SourceTensor]:
+def _main_tensors(path: Path, described: Described) -> dict[str, SourceTensor]:
+    if WEIGHTS_FILE in described:
+        return dict(described[WEIGHTS_FILE])
     single, index = path / WEIGHTS_FILE, path / INDEX_FILE
     if single.exists() and index.exists():
         raise ModelFileError(
@@ -184,23 +199,30 @@ def _main_tensors(path: Path) -> dict[str, SourceTensor]:
     if single.exists():
         return open_tensors(single)
     if index.exists():
-        return _sharded_tensors(path, _weight_map(index))
+        return _sharded_tensors(path, weight_map(index), described)
     raise ModelFileError(f"{path}: neither {WEIGHTS_FILE} nor {INDEX_FILE} is here")
 
 
-def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
+def weight_map(index: Path) -> dict[str, str]:
+    """Which shard each tensor is in, from the index file.
+
+    Raises:
+        ModelFileError: the file does not tell.
+    """
+    shard_of = read_json(index).get("weight_map")
+    if not isinstance(shard_of, dict) or not shard_of:
         raise ModelFileError(f"{index}: weight_map is missing or empty")
-    for name, file in weight_map.items():
+    for name, file in shard_of.items():
         if not isinstance(file, str) or not re.fullmatch(r"[\w.-]+\.safetensors", file):
             raise ModelFileError(f"{index}: weight_map places {name!r} in {file!r}, no file name")
-    return cast(dict[str, str], weight_map)
+    return cast(dict[str, str], shard_of)
 
 
-def _sharded_tensors(path: Path, weight_map: dict[str, str]) -> dict[str, SourceTensor]:
-    shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not (path / shard).is_file()]
+def _sharded_tensors(
+    path: Path, shard_of: dict[str, str], described: Described
+) -> dict[str, SourceTensor]:
+    shards = sorted(set(shard_of.values()))
+    missing = [s for s in shards if s not in described and not (path / s).is_file()]
     if missing:
         raise ModelFileError(
             f"{path}: {len(shards) - len(missing)} of {len(shards)} shards are here: "
@@ -208,12 +230,12 @@ def _sharded_tensors(path: Path, weight_map: dict[str, str]) -> dict[str, Source
         )
     tensors: dict[str, SourceTensor] = {}
     for shard in shards:
-        for name, tensor in open_tensors(path / shard).items():
-            if weight_map.get(name) != shard:
-                placed = f"places it in {weight_map[name]}" if name in weight_map else "omits it"
+        for name, tensor in (described.get(shard) or open_tensors(path / shard)).items():
+            if shard_of.get(name) != shard:
+                placed = f"places it in {shard_of[name]}" if name in shard_of else "omits it"
                 raise ModelFileError(f"{path / shard}: holds {name!r}, but {INDEX_FILE} {placed}")
             tensors[name] = tensor
-    for name, shard in weight_map.items():
+    for name, shard in shard_of.items():
         if name not in tensors:
             raise ModelFileError(f"{path / INDEX_FILE}: {name!r} is not in {shard}")
     return tensors

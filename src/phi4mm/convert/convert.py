@@ -19,16 +19,14 @@ from phi4mm.convert.checkpoint import (
     open_checkpoint,
 )
 from phi4mm.convert.lora import read_lora_config
-from phi4mm.convert.naming import FileNames, adapter_name
+from phi4mm.convert.naming import FileNames, adapter_name, folder_name
 from phi4mm.convert.output_folder import (
-    Progress,
-    byte_counter,
     check_space,
     readable_os_errors,
     refuse_other_model,
     refuse_other_parts,
 )
-from phi4mm.convert.part_type import PartTypes
+from phi4mm.convert.part_type import OneType, PartTypes
 from phi4mm.convert.plan import Plan, adapter_file, plan_checkpoint
 from phi4mm.convert.writer import StagedFiles
 from phi4mm.errors import InputError
@@ -37,6 +35,7 @@ from phi4mm.modelfile.bundle import Bundle
 from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.hparams import AdapterHParams, DecoderHParams
 from phi4mm.modelfile.tensors import adapter_tensors
+from phi4mm.progress import Progress, counter
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +45,14 @@ class FileReport:
     Attributes:
         path: the file.
         part: what it is.
-        ggml_type: type of its matrices.
+        type_name: type of its matrices, as files are named after it.
         n_tensors: tensors in it.
         n_bytes: its size.
     """
 
     path: Path
     part: str
-    ggml_type: GGMLType
+    type_name: str
     n_tensors: int
     n_bytes: int
 
@@ -103,7 +102,7 @@ def convert_checkpoint(
     """
     with readable_os_errors():
         checkpoint = open_checkpoint(path)
-        plan = plan_checkpoint(checkpoint, out_dir, types or PartTypes(), merge)
+        plan = plan_checkpoint(checkpoint, out_dir, (types or PartTypes()).formats, merge)
         targets = {file.output.path for file in plan.files}
         refuse_other_parts(out_dir, targets)
         return _write(plan, out_dir, progress)
@@ -143,7 +142,7 @@ def convert_adapter(
         hparams = AdapterHParams(name, lora.alpha, lora.rank, decoder.bundle_id)
         rules.check_table("adapter", found, adapter_tensors(hparams, decoder))
         names = FileNames(out_dir, adapter_name(folder, name))
-        file = adapter_file(names, hparams, decoder, found, lora_type)
+        file = adapter_file(names, hparams, decoder, found, OneType(lora_type))
         _refuse_second_adapter(bundle, name, file.output.path)
         return _write(Plan((file,), decoder.bundle_id, len(found), {}, ()), out_dir, progress)
 
@@ -154,19 +153,20 @@ def _write(plan: Plan, out_dir: Path, progress: Progress | None) -> BundleReport
         refuse_other_model(output.path, plan.bundle_id)
     total = sum(output.n_bytes for output in outputs)
     check_space(out_dir, total)
-    advance = byte_counter(total, progress)
+    advance = counter(total, progress)
     with StagedFiles(out_dir) as staged:
         for output in outputs:
             staged.write(output, advance)
-    return _report(plan)
+    return report_plan(plan)
 
 
-def _report(plan: Plan) -> BundleReport:
+def report_plan(plan: Plan) -> BundleReport:
+    """What became of a plan whose files are written."""
     files = tuple(
         FileReport(
             path=file.output.path,
             part=file.part,
-            ggml_type=file.ggml_type,
+            type_name=file.format.name,
             n_tensors=len(file.output.tensors),
             n_bytes=file.output.path.stat().st_size,
         )
@@ -203,7 +203,7 @@ def _decoder_of(path: Path) -> DecoderHParams:
 
 
 def _adapter_from_name(folder: Path) -> Adapter:
-    name = folder.resolve().name.lower()
+    name = (folder_name(folder) or "").lower()
     found = [adapter for adapter in ADAPTERS if adapter in name]
     if len(found) != 1:
         raise InputError(

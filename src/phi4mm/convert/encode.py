@@ -6,7 +6,8 @@ zero), bfloat16 equals ``ggml_compute_fp32_to_bf16`` (halves to even).
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,8 @@ from phi4mm.convert.tensorfile import Rows
 from phi4mm.modelfile.ggml_type import GGMLType
 
 Bytes = npt.NDArray[np.uint8]
+Encode: TypeAlias = Callable[[Rows, GGMLType], Bytes]
+"""Float32 rows to the bytes of a type; runs in several threads at once; may raise NotFinite."""
 
 # The largest float32 below one half: truncating x + this rounds halves away from zero, where
 # x + 0.5 would round 0.49999997 up.

@@ -6,11 +6,14 @@ Readers recognise a part by its metadata, never by its name.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from phi4mm.modality import Adapter
+
+_HASH: Final = re.compile(r"[0-9a-f]{32,64}")  # MD5 to SHA-256, a git commit between
 
 
 class TypeName(Protocol):
@@ -46,22 +49,35 @@ class FileNames:
         return self.folder / f"{self.name}-{adapter}-lora-{type_.name}.gguf"
 
 
-def checkpoint_name(path: Path, merge: Adapter | None) -> str:
-    """The name of a model: its folder's, also inside the Hugging Face cache.
+def folder_name(path: Path) -> str | None:
+    """What a folder is called; None if that only says which version of something it is.
 
-    There the folder is ``models--OWNER--NAME/snapshots/COMMIT``.
+    In the Hugging Face cache the folder is ``models--OWNER--NAME/snapshots/COMMIT``.
     """
     folder = path.resolve()
     if folder.parent.name == "snapshots" and "--" in folder.parent.parent.name:
-        name = folder.parent.parent.name.rpartition("--")[2]
-    else:
-        name = folder.name
+        return folder.parent.parent.name.rpartition("--")[2]
+    return None if _HASH.fullmatch(folder.name) else folder.name
+
+
+def checkpoint_name(path: Path, config: Mapping[str, object], merge: Adapter | None) -> str:
+    """The name of a model: its folder's, else what its config.json calls it."""
+    name = folder_name(path) or _name_in(config)
     return slug(name if merge is None else f"{name}-{merge}-merged")
+
+
+def _name_in(config: Mapping[str, object]) -> str:
+    """The last part of the path or repository that a config.json names, else the model's kind."""
+    for key in ("_name_or_path", "model_type"):
+        name = Path(str(config.get(key, ""))).name
+        if name and not _HASH.fullmatch(name):
+            return name
+    return ""
 
 
 def adapter_name(path: Path, adapter: Adapter) -> str:
     """The name of a user's adapter: its folder's, without the suffix that is added again."""
-    name = slug(path.resolve().name)
+    name = slug(folder_name(path) or "adapter")
     return re.sub(rf"(^|[-_.]){adapter}[-_]?lora$", "", name, flags=re.IGNORECASE) or "adapter"
 
 

@@ -6,16 +6,13 @@ Everything here is checked before the first byte is written.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from phi4mm.errors import InputError, ModelFileError
 from phi4mm.modelfile.hparams.fields import bundle_id_of
 from phi4mm.modelfile.reader import GGUFFile
-
-Progress = Callable[[int, int], None]
-"""Called with the bytes written so far and the bytes of all files."""
 
 
 def refuse_other_parts(folder: Path, targets: Collection[Path]) -> None:
@@ -62,19 +59,6 @@ def check_space(folder: Path, n_bytes: int) -> None:
         raise InputError(
             f"{folder}: the files need {n_bytes / 1e9:.2f} GB, {free / 1e9:.2f} GB are free"
         )
-
-
-def byte_counter(total: int, progress: Progress | None) -> Callable[[int], None]:
-    """A function that takes the bytes of each block and tells ``progress`` of them all."""
-    done = 0
-
-    def advance(n_bytes: int) -> None:
-        nonlocal done
-        done += n_bytes
-        if progress is not None:
-            progress(done, total)
-
-    return advance
 
 
 @contextmanager

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
+from phi4mm.convert.encode import Encode, encode_rows
 from phi4mm.modelfile.ggml_type import GGMLType
-from phi4mm.modelfile.tensors import TensorSpec
+from phi4mm.modelfile.tensors import TensorSpec, TensorTable
 
 # name -> type, and llama.cpp's number for a file that is mostly of it
 TYPES: Final[dict[str, GGMLType]] = {
@@ -32,21 +33,6 @@ NEAREST_TYPES: Final[dict[GGMLType, GGMLType]] = {
     GGMLType.Q5_K: GGMLType.Q5_1,
     GGMLType.Q6_K: GGMLType.Q8_0,
 }
-
-
-@dataclass(frozen=True, slots=True)
-class PartTypes:
-    """The type of each part's matrices.
-
-    Attributes:
-        decoder: of the decoder.
-        mmproj: of the encoders and projectors.
-        lora: of the adapters.
-    """
-
-    decoder: GGMLType = GGMLType.F16
-    mmproj: GGMLType = GGMLType.Q8_0
-    lora: GGMLType = GGMLType.Q8_0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +69,81 @@ def stored_as(spec: TensorSpec, part_type: GGMLType) -> StoredAs:
     fitting = nearest if n % nearest.block_size == 0 else GGMLType.F16
     note = f"rows of {n} stored as {fitting.name}, not {part_type.name}"
     return StoredAs(fitting, spec.shape, note)
+
+
+class PartFormat(Protocol):
+    """How the tensors of a part are stored: in one element type, or by a recipe of several."""
+
+    @property
+    def name(self) -> str:
+        """As files are named after it, ``Q8_0``."""
+
+    @property
+    def file_type(self) -> int:
+        """llama.cpp's number for such a file."""
+
+    def stored(self, table: TensorTable) -> dict[str, StoredAs]:
+        """How each tensor of a part is stored."""
+
+    def encode(self) -> Encode:
+        """What makes the bytes of a tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class OneType:
+    """All matrices of a part in one element type; a ``PartFormat``."""
+
+    ggml_type: GGMLType
+
+    @property
+    def name(self) -> str:
+        """The type's name."""
+        return self.ggml_type.name
+
+    @property
+    def file_type(self) -> int:
+        """llama.cpp's number for a file that is mostly of it."""
+        return FILE_TYPES[self.ggml_type]
+
+    def stored(self, table: TensorTable) -> dict[str, StoredAs]:
+        """How each tensor of a part is stored."""
+        return {name: stored_as(spec, self.ggml_type) for name, spec in table.items()}
+
+    def encode(self) -> Encode:
+        """In numpy."""
+        return encode_rows
+
+
+@dataclass(frozen=True, slots=True)
+class PartFormats:
+    """The format of each part.
+
+    Attributes:
+        decoder: of the decoder.
+        mmproj: of the encoders and projectors.
+        lora: of the adapters.
+    """
+
+    decoder: PartFormat
+    mmproj: PartFormat
+    lora: PartFormat
+
+
+@dataclass(frozen=True, slots=True)
+class PartTypes:
+    """The type of each part's matrices.
+
+    Attributes:
+        decoder: of the decoder.
+        mmproj: of the encoders and projectors.
+        lora: of the adapters.
+    """
+
+    decoder: GGMLType = GGMLType.F16
+    mmproj: GGMLType = GGMLType.Q8_0
+    lora: GGMLType = GGMLType.Q8_0
+
+    @property
+    def formats(self) -> PartFormats:
+        """The same as formats."""
+        return PartFormats(OneType(self.decoder), OneType(self.mmproj), OneType(self.lora))

@@ -19,7 +19,7 @@ from phi4mm.convert.config import ModelConfig, read_config
 from phi4mm.convert.fields import Fields
 from phi4mm.convert.identity import bundle_id, merged_id
 from phi4mm.convert.naming import FileNames, checkpoint_name
-from phi4mm.convert.part_type import FILE_TYPES, PartTypes, stored_as
+from phi4mm.convert.part_type import PartFormat, PartFormats
 from phi4mm.convert.rows import ArrayRows, MergedRows, RowSource, rows_of
 from phi4mm.convert.rules import Resolved
 from phi4mm.convert.tokenizer import TokenizerMetadata, read_tokenizer
@@ -27,7 +27,6 @@ from phi4mm.convert.writer import OutputFile, OutputTensor
 from phi4mm.errors import ModelFileError
 from phi4mm.modality import Adapter
 from phi4mm.modelfile import keys, tensors
-from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.hparams import (
     AdapterHParams,
     DecoderHParams,
@@ -46,13 +45,13 @@ class PlannedFile:
     Attributes:
         output: what will be written.
         part: ``decoder``, ``mmproj``, ``vision adapter`` or ``speech adapter``.
-        ggml_type: type of its matrices.
+        format: how its tensors are stored.
         notes: what was done to rows that the type's block does not divide.
     """
 
     output: OutputFile
     part: str
-    ggml_type: GGMLType
+    format: PartFormat
     notes: tuple[str, ...]
 
 
@@ -76,15 +75,20 @@ class Plan:
 
 
 def plan_checkpoint(
-    checkpoint: Checkpoint, out_dir: Path, types: PartTypes, merge: Adapter | None
+    checkpoint: Checkpoint,
+    out_dir: Path,
+    formats: PartFormats,
+    merge: Adapter | None = None,
+    identity: str | None = None,
 ) -> Plan:
     """Plan the bundle of a checkpoint.
 
     Args:
         checkpoint: the opened checkpoint.
         out_dir: the bundle's folder.
-        types: element type of each part.
+        formats: of each part.
         merge: the adapter to merge into the decoder, or None.
+        identity: of the checkpoint, where its weights are not all here.
 
     Raises:
         ModelFileError: the checkpoint is not what one of this model must be.
@@ -93,7 +97,7 @@ def plan_checkpoint(
     found, dropped = resolve_parts(checkpoint, config)
     tokenizer = read_tokenizer(checkpoint.path, config.decoder.n_vocab)
     _check_token_ids(checkpoint, config, tokenizer)
-    identity = bundle_id(checkpoint)
+    identity = identity or bundle_id(checkpoint)
     decoder = replace(
         config.decoder,
         image_token_id=tokenizer.image_token_id,
@@ -101,8 +105,8 @@ def plan_checkpoint(
         bundle_id=identity if merge is None else merged_id(identity, merge),
         merged_adapter=merge,
     )
-    names = FileNames(out_dir, checkpoint_name(checkpoint.path, merge))
-    files = _bundle_files(names, decoder, config, tokenizer, found, types)
+    names = FileNames(out_dir, checkpoint_name(checkpoint.path, checkpoint.config, merge))
+    files = _bundle_files(names, decoder, config, tokenizer, found, formats)
     if merge is not None:
         (other,) = set(ADAPTERS) - {merge}
         reason = f"{other} adapter, of no use to a decoder with the {merge} adapter merged"
@@ -122,16 +126,16 @@ def _bundle_files(
     config: ModelConfig,
     tokenizer: TokenizerMetadata,
     found: Mapping[str, list[Resolved]],
-    types: PartTypes,
+    formats: PartFormats,
 ) -> list[PlannedFile]:
     files = [
-        _decoder_file(names, decoder, config, tokenizer, found, types.decoder),
-        _mmproj_file(names, config, decoder.bundle_id, found["mmproj"], types.mmproj),
+        _decoder_file(names, decoder, config, tokenizer, found, formats.decoder),
+        _mmproj_file(names, config, decoder.bundle_id, found["mmproj"], formats.mmproj),
     ]
     if decoder.merged_adapter is None:
         for name, lora in config.adapters.items():
             hparams = AdapterHParams(name, lora.alpha, lora.rank, decoder.bundle_id)
-            files.append(adapter_file(names, hparams, decoder, found[name], types.lora))
+            files.append(adapter_file(names, hparams, decoder, found[name], formats.lora))
     return files
 
 
@@ -157,17 +161,17 @@ def adapter_file(
     hparams: AdapterHParams,
     decoder: DecoderHParams,
     found: Sequence[Resolved],
-    ggml_type: GGMLType,
+    part_format: PartFormat,
 ) -> PlannedFile:
     """Plan the file of one adapter, whose shapes are checked."""
     assert hparams.name is not None
     return _file(
-        path=names.adapter(hparams.name, ggml_type),
+        path=names.adapter(hparams.name, part_format),
         part=f"{hparams.name} adapter",
-        metadata=hparams.to_metadata() | _general(names, ggml_type),
+        metadata=hparams.to_metadata() | _general(names, part_format),
         rows={item.rule.target: rows_of(item) for item in found},
         table=tensors.adapter_tensors(hparams, decoder),
-        ggml_type=ggml_type,
+        part_format=part_format,
     )
 
 
@@ -212,7 +216,7 @@ def _decoder_file(
     config: ModelConfig,
     tokenizer: TokenizerMetadata,
     found: Mapping[str, list[Resolved]],
-    ggml_type: GGMLType,
+    part_format: PartFormat,
 ) -> PlannedFile:
     factors: dict[str, RowSource] = {
         tensors.ROPE_FACTORS_LONG: ArrayRows(np.array(config.rope_long, np.float32)),
@@ -222,12 +226,12 @@ def _decoder_file(
     if decoder.merged_adapter is not None:
         rows |= _merged_rows(decoder, config, found)
     return _file(
-        path=names.decoder(ggml_type),
+        path=names.decoder(part_format),
         part="decoder",
-        metadata=decoder.to_metadata() | _general(names, ggml_type) | tokenizer.metadata,
+        metadata=decoder.to_metadata() | _general(names, part_format) | tokenizer.metadata,
         rows=rows,
         table=tensors.decoder_tensors(decoder),
-        ggml_type=ggml_type,
+        part_format=part_format,
     )
 
 
@@ -256,23 +260,23 @@ def _mmproj_file(
     config: ModelConfig,
     identity: str | None,
     found: Sequence[Resolved],
-    ggml_type: GGMLType,
+    part_format: PartFormat,
 ) -> PlannedFile:
     metadata = mmproj_metadata(config.vision, config.audio, identity)
     return _file(
-        path=names.mmproj(ggml_type),
+        path=names.mmproj(part_format),
         part="mmproj",
-        metadata=metadata | _general(names, ggml_type),
+        metadata=metadata | _general(names, part_format),
         rows={item.rule.target: rows_of(item) for item in found},
         table=tensors.mmproj_tensors(config.vision, config.audio),
-        ggml_type=ggml_type,
+        part_format=part_format,
     )
 
 
-def _general(names: FileNames, ggml_type: GGMLType) -> WritableMetadata:
+def _general(names: FileNames, part_format: PartFormat) -> WritableMetadata:
     return {
         keys.General.NAME: names.name,
-        keys.General.FILE_TYPE: FILE_TYPES[ggml_type],
+        keys.General.FILE_TYPE: part_format.file_type,
         keys.General.QUANTIZATION_VERSION: QUANTIZATION_VERSION,
     }
 
@@ -284,18 +288,18 @@ def _file(
     metadata: WritableMetadata,
     rows: Mapping[str, RowSource],
     table: TensorTable,
-    ggml_type: GGMLType,
+    part_format: PartFormat,
 ) -> PlannedFile:
+    encode = part_format.encode()
     output, counts = [], Counter[str]()
-    for name, spec in table.items():
-        stored = stored_as(spec, ggml_type)
-        output.append(OutputTensor(name, stored.shape, stored.ggml_type, rows[name]))
+    for name, stored in part_format.stored(table).items():
+        output.append(OutputTensor(name, stored.shape, stored.ggml_type, rows[name], encode))
         counts.update([stored.note] if stored.note else [])
     notes = tuple(
         f"{part}: {n} {'matrix' if n == 1 else 'matrices'} with {note}"
         for note, n in counts.items()
     )
-    return PlannedFile(OutputFile(path, metadata, output), part, ggml_type, notes)
+    return PlannedFile(OutputFile(path, metadata, output), part, part_format, notes)
 
 
 def _checkpoint_notes(checkpoint: Checkpoint, merge: Adapter | None) -> list[str]:

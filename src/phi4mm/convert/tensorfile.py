@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import math
 import mmap
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,9 @@ import numpy.typing as npt
 from phi4mm.errors import ModelFileError
 
 Rows = npt.NDArray[np.float32]
+SourceKey: TypeAlias = tuple[Path, str]
 
+PREFIX_BYTES = 8  # the length of the header
 _MAX_HEADER_BYTES = 100_000_000  # the limit of the safetensors specification
 _LFS_SIGNATURE = b"version https://git-lfs.github.com/spec/"
 _STORED_TYPES: dict[str, np.dtype[np.generic]] = {
@@ -41,7 +43,8 @@ class SourceTensor:
         dtype: ``F32``, ``F16`` or ``BF16``.
         shape: as stored, slowest axis first.
         path: the file it lies in.
-        data: its bytes, mapped; its length is ``n_elements`` times the type's size.
+        data: its bytes, mapped; its length is ``n_elements`` times the type's size.  Empty where
+            only the header of the file is here.
     """
 
     name: str
@@ -51,9 +54,24 @@ class SourceTensor:
     data: memoryview = field(repr=False, compare=False)
 
     @property
+    def key(self) -> SourceKey:
+        """Tells it from all other tensors of a checkpoint."""
+        return self.path, self.name
+
+    @property
+    def sources(self) -> tuple[SourceTensor, ...]:
+        """Itself: it is a source of rows."""
+        return (self,)
+
+    @property
     def n_rows(self) -> int:
         """Length of the slowest axis; 1 for a vector."""
         return self.shape[0] if len(self.shape) > 1 else 1
+
+    @property
+    def n_bytes(self) -> int:
+        """Bytes of its data."""
+        return math.prod(self.shape) * _STORED_TYPES[self.dtype].itemsize
 
     @property
     def n_cols(self) -> int:
@@ -81,15 +99,51 @@ def open_tensors(path: Path) -> dict[str, SourceTensor]:
     refuse_lfs_pointer(path)
     size = path.stat().st_size
     with path.open("rb") as file:
-        prefix = file.read(8)
-        n_header = int.from_bytes(prefix, "little")
-        if len(prefix) < 8 or not 2 <= n_header <= _MAX_HEADER_BYTES:
-            raise ModelFileError(f"{path}: not a safetensors file (header length {n_header})")
-        if 8 + n_header > size:
-            raise _truncated(path, 8 + n_header, size)
-        header = _parse_header(path, file.read(n_header))
-        mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[8 + n_header :]
-    return {tensor.name: tensor for tensor in _tensors(path, header, mapped)}
+        n_header = header_length(path, file.read(PREFIX_BYTES))
+        start = PREFIX_BYTES + n_header
+        if start > size:
+            raise _truncated(path, start, size)
+        described = describe_tensors(path, file.read(n_header), size)
+        data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))[start:]
+    end = 0
+    tensors = {}
+    for tensor in described.values():  # they follow each other
+        begin, end = end, end + tensor.n_bytes
+        tensors[tensor.name] = replace(tensor, data=data[begin:end])
+    return tensors
+
+
+def header_length(path: Path, prefix: bytes) -> int:
+    """Bytes of the JSON header, from the first ``PREFIX_BYTES`` of the file.
+
+    Raises:
+        ModelFileError: no safetensors file begins like this.
+    """
+    n_header = int.from_bytes(prefix, "little")
+    if len(prefix) < PREFIX_BYTES or not 2 <= n_header <= _MAX_HEADER_BYTES:
+        raise ModelFileError(f"{path}: not a safetensors file (header length {n_header})")
+    return n_header
+
+
+def describe_tensors(path: Path, header: bytes, size: int) -> dict[str, SourceTensor]:
+    """The tensors of a file of which only the header is here, in the order of their data.
+
+    Args:
+        path: what the file is or will be called.
+        header: the JSON header.
+        size: bytes of the whole file.
+
+    Raises:
+        ModelFileError: the header is not what the format asks for, or of a file of another size.
+    """
+    start = PREFIX_BYTES + len(header)
+    found = list(_tensors(path, _parse_header(path, header)))
+    whole = start + sum(tensor.n_bytes for tensor in found)
+    if whole > size:
+        raise _truncated(path, whole, size)
+    if whole < size:
+        raise ModelFileError(f"{path}: {size - whole} bytes after the last tensor")
+    return {tensor.name: tensor for tensor in found}
 
 
 def refuse_lfs_pointer(path: Path) -> None:
@@ -134,7 +188,7 @@ def _parse_header(path: Path, text: bytes) -> dict[str, object]:
     return header
 
 
-def _tensors(path: Path, header: dict[str, object], data: memoryview) -> Iterator[SourceTensor]:
+def _tensors(path: Path, header: dict[str, object]) -> Iterator[SourceTensor]:
     entries = sorted((_entry(path, name, entry) for name, entry in header.items()), key=_begin)
     expected = 0
     for name, dtype, shape, (begin, end) in entries:
@@ -143,14 +197,8 @@ def _tensors(path: Path, header: dict[str, object], data: memoryview) -> Iterato
                 f"{path}: data of {name!r} begins at byte {begin}, not {expected}: "
                 "tensors overlap or leave a gap"
             )
-        if end > len(data):
-            missing = max(last for *_, (_, last) in entries) - len(data)
-            whole = os.path.getsize(path) + missing
-            raise _truncated(path, whole, whole - missing)
-        yield SourceTensor(name, dtype, shape, path, data[begin:end])
+        yield SourceTensor(name, dtype, shape, path, memoryview(b""))
         expected = end
-    if expected != len(data):
-        raise ModelFileError(f"{path}: {len(data) - expected} bytes after the last tensor")
 
 
 _Entry = tuple[str, str, tuple[int, ...], tuple[int, int]]

@@ -10,23 +10,24 @@ from __future__ import annotations
 import os
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Final
 
 import numpy as np
 
-from phi4mm.convert.encode import Bytes, NotFinite, encode_rows
+from phi4mm.convert.encode import Bytes, Encode, NotFinite, encode_rows
 from phi4mm.convert.rows import RowSource
-from phi4mm.convert.tensorfile import Rows
 from phi4mm.errors import ModelFileError
 from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.hparams import WritableMetadata, WritableValue
 from phi4mm.modelfile.keys import Key, ValueType
+from phi4mm.progress import Advance
 
 ALIGNMENT: Final = 32
 _ARRAY: Final = 9
@@ -40,10 +41,6 @@ _BLOCK_WEIGHTS: Final = 1 << 18
 _N_THREADS: Final = min(4, os.cpu_count() or 1)
 
 _COPY_BYTES: Final = 16 << 20
-
-Advance = Callable[[int], None]
-Encode = Callable[[Rows, GGMLType], Bytes]
-"""Float32 rows to the bytes of a type; runs in several threads at once; may raise NotFinite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +67,11 @@ class OutputTensor:
         n_rows = int(np.prod(self.shape[:-1], dtype=np.int64))
         return n_rows * self.ggml_type.row_bytes(self.shape[-1])
 
+    @property
+    def n_taken(self) -> int:
+        """Bytes up to where the next tensor begins."""
+        return _aligned(self.n_bytes)
+
 
 @dataclass(frozen=True, slots=True)
 class OutputFile:
@@ -88,21 +90,24 @@ class OutputFile:
     @property
     def n_bytes(self) -> int:
         """Size of the file."""
-        return len(self.header()) + sum(map(_aligned, self._sizes()))
+        return len(self.header()) + sum(tensor.n_taken for tensor in self.tensors)
+
+    @property
+    def offsets(self) -> list[int]:
+        """Where each tensor's data begins in the file."""
+        sizes = (tensor.n_taken for tensor in self.tensors)
+        return list(accumulate(sizes, initial=len(self.header())))[:-1]
 
     def header(self) -> bytes:
         """Everything before the data."""
         head = struct.pack("<4sIQQ", b"GGUF", 3, len(self.tensors), len(self.metadata))
         entries = b"".join(_entry(key, value) for key, value in self.metadata.items())
         infos, offset = [], 0
-        for tensor, size in zip(self.tensors, self._sizes(), strict=True):
+        for tensor in self.tensors:
             infos.append(_info(tensor, offset))
-            offset += _aligned(size)
+            offset += tensor.n_taken
         header = head + entries + b"".join(infos)
         return header + bytes(_aligned(len(header)) - len(header))
-
-    def _sizes(self) -> list[int]:
-        return [tensor.n_bytes for tensor in self.tensors]
 
 
 class StagedFiles:
@@ -177,12 +182,27 @@ def write_gguf(
     advance(len(header))
     with ThreadPoolExecutor(n_threads) as pool:
         for tensor in file.tensors:
-            for encoded in _encoded_blocks(tensor, pool, 2 * n_threads):
-                stream.write(encoded.data)
-                advance(encoded.nbytes)
-            padding = _aligned(tensor.n_bytes) - tensor.n_bytes
-            stream.write(bytes(padding))
-            advance(padding)
+            write_tensor(stream, tensor, advance, pool, n_threads)
+
+
+def write_tensor(
+    stream: BinaryIO,
+    tensor: OutputTensor,
+    advance: Advance,
+    pool: ThreadPoolExecutor,
+    n_threads: int = _N_THREADS,
+) -> None:
+    """Write a tensor's data where the stream stands, up to where the next tensor begins.
+
+    Raises:
+        ModelFileError: a weight is not finite, or not within the range of its type.
+    """
+    for encoded in _encoded_blocks(tensor, pool, 2 * n_threads):
+        stream.write(encoded.data)
+        advance(encoded.nbytes)
+    padding = tensor.n_taken - tensor.n_bytes
+    stream.write(bytes(padding))
+    advance(padding)
 
 
 def _encoded_blocks(

@@ -9,7 +9,7 @@ from phi4mm.engine.logit_stage import Logits, LogitStage
 from phi4mm.engine.sampler import Sampler
 from phi4mm.engine.sequence import Sequence
 from phi4mm.engine.stop_string import StopStrings
-from phi4mm.errors import InputError
+from phi4mm.errors import SettingError
 from phi4mm.prompt.tokenizer import Detokenizer, Tokenizer
 
 
@@ -23,7 +23,7 @@ class Answer:
         mask: rules tokens out; None where the answer is free.
 
     Raises:
-        InputError: ``logit_bias`` names a token that the vocabulary does not have.
+        SettingError: ``logit_bias`` names a token that the vocabulary does not have.
     """
 
     def __init__(
@@ -35,8 +35,9 @@ class Answer:
     ) -> None:
         for token_id, _ in sequence.sampling.logit_bias:
             if token_id >= tokenizer.n_vocab:
-                raise InputError(
-                    f"logit_bias names token {token_id}: the last one is {tokenizer.n_vocab - 1}"
+                raise SettingError(
+                    "logit_bias",
+                    f"names token {token_id}: the last one is {tokenizer.n_vocab - 1}",
                 )
         self._sequence = sequence
         self._stop_ids = tokenizer.stop_ids

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.errors import InputError, PromptTooLong
+from phi4mm.errors import PromptTooLong, SettingError
 from phi4mm.modelfile.hparams import DecoderHParams
 
 DEFAULT_N_CTX = 8192
@@ -49,17 +49,18 @@ def plan_contexts(params: EngineParams, hparams: DecoderHParams) -> ContextPlan:
     ones beyond (docs/model.md, "RoPE"); libllama fixes them per context, so there are two.
 
     Raises:
-        InputError: ``n_ctx`` is beyond what the model was trained for, or the original context is
+        SettingError: ``n_ctx`` is beyond what the model was trained for, or the original context is
             not one that libllama can represent.
     """
     n_ctx = params.n_ctx or min(DEFAULT_N_CTX, hparams.n_ctx_train)
     if n_ctx > hparams.n_ctx_train:
-        raise InputError(f"n_ctx is {n_ctx}: this model was trained for {hparams.n_ctx_train}")
+        raise SettingError("n_ctx", f"is {n_ctx}: this model was trained for {hparams.n_ctx_train}")
     if n_ctx <= hparams.n_ctx_orig:
         return ContextPlan(n_ctx, n_short=n_ctx, n_long=None)
     if hparams.n_ctx_orig % _CONTEXT_STEP:
-        raise InputError(
-            f"n_ctx is {n_ctx}: beyond the original context of {hparams.n_ctx_orig} this needs one "
-            f"that is a multiple of {_CONTEXT_STEP}"
+        raise SettingError(
+            "n_ctx",
+            f"is {n_ctx}: beyond the original context of {hparams.n_ctx_orig} this needs one that "
+            f"is a multiple of {_CONTEXT_STEP}",
         )
     return ContextPlan(n_ctx, n_short=hparams.n_ctx_orig, n_long=n_ctx)

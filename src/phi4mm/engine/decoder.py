@@ -58,9 +58,7 @@ class Decoder:
         self._abort_flag = abort_flag
         self._merged_adapter = bundle.decoder.hparams.merged_adapter
         with ExitStack() as stack:
-            self._model = stack.enter_context(
-                Model(bundle.decoder.path, n_gpu_layers=params.n_gpu_layers)
-            )
+            self._model = stack.enter_context(Model(bundle.decoder.path, offload=params.offload))
             self._adapters = {
                 name: stack.enter_context(Adapter(self._model, part.path))
                 for name, part in bundle.adapters.items()

@@ -57,10 +57,11 @@ class MediaEncoder:
 
         Args:
             bundle: the files.
-            params: threads and the bound of the cache.
+            params: threads, the device, and the bound of the cache.
             abort_flag: stops an encoder with ``Cancelled`` while it is set.
 
         Raises:
+            InputError: the device is not there.
             NativeError: the native library fails or lacks the memory.
         """
         self._cache = EncoderCache(params.encoder_cache_bytes)
@@ -77,7 +78,9 @@ class MediaEncoder:
                         encoder_identity(bundle),
                         params.encoder_cache_dir_bytes,
                     )
-                backend = stack.enter_context(Backend(load(), params.threads, abort_flag))
+                library = load()
+                device = params.offload.encoder_device(library)
+                backend = stack.enter_context(Backend(library, params.threads, abort_flag, device))
                 if mmproj.vision is not None:
                     self._vision = VisionEncoder(mmproj.file, mmproj.vision, backend)
                     stack.callback(self._vision.close)
@@ -121,9 +124,10 @@ class MediaEncoder:
         finally:
             self._in_progress.remove(key)
         assert len(embeddings) == medium.n_tokens, (len(embeddings), medium.n_tokens)
-        self._cache.put(key, embeddings)
-        if self._store is not None:
-            self._store.put(key, embeddings)
+        if medium.is_kept:
+            self._cache.put(key, embeddings)
+            if self._store is not None:
+                self._store.put(key, embeddings)
         return embeddings
 
     def _look_up(self, key: Key, n_tokens: int) -> Embeddings | None:

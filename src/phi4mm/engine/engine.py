@@ -32,6 +32,7 @@ from phi4mm.engine.slot_pool import SlotPool, SlotView
 from phi4mm.errors import Cancelled, InputError
 from phi4mm.modality import Adapter, AudioProjection
 from phi4mm.native.abort import AbortFlag
+from phi4mm.native.llama import Adapter as LoadedAdapter
 from phi4mm.prompt.chunk import Prompt, TextChunk
 from phi4mm.prompt.medium import Picture, Sound
 from phi4mm.prompt.tokenizer import Tokenizer
@@ -93,8 +94,15 @@ class Engine:
         """How often a medium was in the encoder cache, and how often it was not."""
         return self._encoder.n_hits, self._encoder.n_misses
 
-    def submit(self, prompt: Prompt, sampling: SamplingParams) -> int:
+    def submit(
+        self, prompt: Prompt, sampling: SamplingParams, adapter: AdapterChoice = "auto"
+    ) -> int:
         """Take in a prompt that fits (``ContextPlan.require_fit``); ``step`` gives its events.
+
+        Args:
+            prompt: the prompt.
+            sampling: how its answer is drawn.
+            adapter: "auto" for the one its media ask for, or another one to look at its effect.
 
         Returns:
             The request's id.
@@ -109,7 +117,7 @@ class Engine:
             next(self._ids),
             sequence,
             Answer(sequence, self._tokenizer, self._plan.n_ctx, mask),
-            self._decoder.adapter(prompt.mode.adapter),
+            self._adapter(prompt, adapter),
             self._pool_for(sequence),
         )
         self._scheduler.add(request)
@@ -193,8 +201,7 @@ class Engine:
             raise InputError("an answer is still going on: finish or close it first")
         try:
             slot.clear()
-            name = prompt.mode.adapter if adapter == "auto" else adapter
-            slot.begin(sequence.keys, self._decoder.adapter(name))
+            slot.begin(sequence.keys, self._adapter(prompt, adapter))
             inputs = self._all_inputs(sequence)
             return np.concatenate([pool.extend_all(slot, part, sequence.keys) for part in inputs])
         finally:
@@ -204,6 +211,9 @@ class Engine:
         """Embeddings ``(n_tokens, n_embd)`` of a medium after its projector."""
         self._abort_flag.clear()
         return finish(self._encoder.steps(medium, projection))
+
+    def _adapter(self, prompt: Prompt, choice: AdapterChoice) -> LoadedAdapter | None:
+        return self._decoder.adapter(prompt.mode.adapter if choice == "auto" else choice)
 
     def _all_inputs(self, sequence: Sequence) -> Iterator[Ids | Rows]:
         for chunk in sequence.prompt.chunks:

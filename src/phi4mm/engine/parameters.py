@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from phi4mm.errors import InputError
+from phi4mm.errors import SettingError
+from phi4mm.native.device import NO_OFFLOAD, Offload
 
 DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
 KVType = Literal["f32", "f16", "q8_0"]
@@ -23,7 +24,6 @@ _MAX_INT32 = 2**31 - 1
 _ENGINE_RANGES: tuple[tuple[str, int, int], ...] = (
     ("n_ctx", 1, _MAX_INT32),
     ("n_threads", 1, _MAX_THREADS),
-    ("n_gpu_layers", 0, _MAX_INT32),
     ("n_batch", 1, _MAX_INT32),
     ("n_slots", 1, _MAX_SLOTS),
     ("n_long_slots", 1, _MAX_SLOTS),
@@ -39,7 +39,7 @@ class EngineParams:
         n_ctx: positions per sequence, prompt and answer together; None takes the smaller of 8192
             and what the model was trained for.
         n_threads: CPU threads; None takes all cores this process may use.
-        n_gpu_layers: decoder layers on an accelerator, if the native library has one.
+        offload: what goes to accelerators, and to which.
         type_k: element type of cached keys.
         type_v: element type of cached values.
         flash_attention: the decoder's attention kernel.
@@ -56,7 +56,7 @@ class EngineParams:
 
     n_ctx: int | None = None
     n_threads: int | None = None
-    n_gpu_layers: int = 0
+    offload: Offload = NO_OFFLOAD
     type_k: KVType = "f16"
     type_v: KVType = "f16"
     flash_attention: FlashAttention = "auto"
@@ -87,7 +87,7 @@ class EngineParams:
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
     if value not in choices:
-        raise InputError(f"{name} is {value!r}: use one of {', '.join(choices)}")
+        raise SettingError(name, f"is {value!r}: use one of {', '.join(choices)}")
 
 
 _OPTIONAL = frozenset({"n_ctx", "n_threads", "seed", "max_tokens", "top_logprobs"})
@@ -104,7 +104,7 @@ def _check_range(
         return
     wanted = "a whole number" if kind is int else "a number"
     limits = f"at least {low:g}" if high >= _MAX_INT32 else f"from {low:g} to {high:g}"
-    raise InputError(f"{name} is {value!r}: it must be {wanted}, {limits}")
+    raise SettingError(name, f"is {value!r}: it must be {wanted}, {limits}")
 
 
 _SAMPLING_RANGES: tuple[tuple[str, type[int] | type[float], float, float], ...] = (
@@ -163,12 +163,12 @@ class SamplingParams:
             is_number = isinstance(value, (int, float)) and math.isfinite(value)
             if not (is_number and low < value <= high):
                 upper = "" if high == math.inf else f" and at most {high}"
-                raise InputError(f"{name} is {value}: it must be above {low}{upper}")
+                raise SettingError(name, f"is {value}: it must be above {low}{upper}")
         if "" in self.stop:
-            raise InputError("stop holds an empty string: give strings of at least one character")
+            raise SettingError("stop", "holds an empty string: give at least one character")
         for token_id, bias in self.logit_bias:
             if token_id < 0 or not -100 <= bias <= 100:
-                raise InputError(
-                    f"logit_bias of token {token_id} is {bias}: it must be from -100 to 100, "
-                    "the id 0 or more"
+                raise SettingError(
+                    "logit_bias",
+                    f"of token {token_id} is {bias}: it must be from -100 to 100, the id 0 or more",
                 )

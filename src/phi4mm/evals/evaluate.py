@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,17 +12,15 @@ import numpy as np
 from phi4mm.api import Phi4MM
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.errors import InputError
+from phi4mm.evals.answer_scores import SCORES
 from phi4mm.evals.answers_file import Answer, AnswersFile
-from phi4mm.evals.manifest import ClipItem, Item, PictureItem, key_of
-from phi4mm.evals.picture_scores import SCORES
+from phi4mm.evals.manifest import ClipItem, Item, QuestionItem, key_of
+from phi4mm.evals.request import messages_of
 from phi4mm.evals.statistic import Estimate
 from phi4mm.evals.word_errors import Normaliser, WordErrors, WordScorer
-from phi4mm.prompt.message import Message, user_message
-from phi4mm.transcribe.task import TRANSCRIBE
+from phi4mm.progress import Progress
 
 Task = Literal["wer", "pictures"]
-Progress = Callable[[int, int], None]
-"""Called with the items answered so far and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Speech:
     """Word errors of clips.
 
     Attributes:
-        wer: of all clips together, and by language.
+        wer: of all clips together, and by language; empty if none was transcribed.
         errors: counts behind the rate of all.
         n_items: clips that were transcribed.
         failed: ids of those that could not be, and why; they are in no rate.
@@ -72,7 +70,7 @@ def ask(
 
     Args:
         model: answers.
-        items: what to ask; what ``kept`` holds already is not asked again.
+        items: what to ask; what ``kept`` has an answer to is not asked again.
         max_tokens: longest answer.
         kept: where answers go as they come.
         progress: told about every item.
@@ -80,7 +78,7 @@ def ask(
     answers = dict(kept.answers) if kept is not None else {}
     for done, item in enumerate(items, start=1):
         key = key_of(item)
-        if key not in answers:
+        if key not in answers or answers[key].error is not None:
             answers[key] = _ask(model, item, key, max_tokens)
             if kept is not None:
                 kept.add(answers[key])
@@ -93,18 +91,12 @@ def _ask(model: Phi4MM, item: Item, key: str, max_tokens: int) -> Answer:
     """One answer; what the item itself makes impossible is an answer too."""
     began = time.perf_counter()
     try:
-        events = list(model.generate([_message(item)], SamplingParams(max_tokens=max_tokens)))
+        events = list(model.generate(messages_of(item), SamplingParams(max_tokens=max_tokens)))
     except InputError as error:
         return Answer(item.id, key, "", 0.0, 0.0, str(error))
     text = "".join(event.text for event in events).strip()
     seconds = time.perf_counter() - began
     return Answer(item.id, key, text, seconds, _sound_s(model, events[-1].usage.n_audio))
-
-
-def _message(item: Item) -> Message:
-    if isinstance(item, ClipItem):
-        return user_message(TRANSCRIBE.prompt, audios=[item.audio])
-    return user_message(item.question, images=item.images)
 
 
 def _sound_s(model: Phi4MM, n_tokens: int) -> float:
@@ -135,13 +127,14 @@ def score_clips(
         errors = scorer.count(item.text, answer.text, item.language)
         by_language.setdefault(item.language, []).append(errors)
     total = WordErrors.total(errors for group in by_language.values() for errors in group)
-    rates = {name: WordErrors.total(group).rate for name, group in sorted(by_language.items())}
+    rates = {"all": total.rate} if given else {}
+    rates |= {name: WordErrors.total(group).rate for name, group in sorted(by_language.items())}
     sound_s = sum(answer.media_s for answer in given)
     rtf = sum(answer.seconds for answer in given) / sound_s if sound_s else 0.0
-    return Speech({"all": total.rate, **rates}, total, len(given), failed, rtf)
+    return Speech(rates, total, len(given), failed, rtf)
 
 
-def score_pictures(items: Iterable[PictureItem], answers: Mapping[str, Answer]) -> Pictures:
+def score_pictures(items: Iterable[QuestionItem], answers: Mapping[str, Answer]) -> Pictures:
     """Mean scores."""
     by_metric: dict[str, list[float]] = {}
     seconds, failed = [], {}

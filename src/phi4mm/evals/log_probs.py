@@ -50,6 +50,12 @@ class LogProbsHeader:
         return 4 + self.n_vocab + self.n_vocab % 2
 
 
+def file_size(n_chunks: int, n_ctx: int, n_vocab: int) -> int:
+    """Bytes of a file: the second half of every chunk but its last token is scored."""
+    n_rows = n_chunks * (n_ctx - 1 - n_ctx // 2)
+    return len(MAGIC) + 12 + 4 * n_chunks * n_ctx + 2 * n_rows * (4 + n_vocab + n_vocab % 2)
+
+
 def log_softmax(logits: Rows) -> Rows:
     """Logarithms of the softmax of each row, float32 with sums in float64."""
     shifted: Rows = logits - logits.max(axis=1, keepdims=True)
@@ -98,8 +104,7 @@ def read_header(stream: IO[bytes], path: Path) -> LogProbsHeader:
     if len(numbers) < 3 or not ((numbers > 0).all() and numbers[0] <= 1 << 24):
         raise InputError(f"{path}: damaged: n_ctx, n_vocab and n_chunks are {numbers.tolist()}")
     n_ctx, n_vocab, n_chunks = numbers.tolist()
-    n_rows = n_chunks * (n_ctx - 1 - n_ctx // 2)
-    n_bytes = len(MAGIC) + 12 + 4 * n_chunks * n_ctx + 2 * n_rows * (4 + n_vocab + n_vocab % 2)
+    n_bytes = file_size(n_chunks, n_ctx, n_vocab)
     if path.stat().st_size != n_bytes:
         raise InputError(
             f"{path}: has {path.stat().st_size} bytes, must have {n_bytes} for {n_chunks} chunks "

@@ -7,11 +7,12 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final, Literal, cast, get_args
+from typing import Final, Literal, cast, get_args
 
 from phi4mm.errors import InputError
+from phi4mm.json_lines import JsonLine, read_json_lines, read_utf8
 
-Metric = Literal["exact", "anls", "relaxed"]
+Metric = Literal["exact", "anls", "relaxed", "verbatim", "call"]
 _TEXT: Final = ".txt"
 _LIBRISPEECH: Final = ".trans.txt"
 
@@ -34,25 +35,31 @@ class ClipItem:
 
 
 @dataclass(frozen=True, slots=True)
-class PictureItem:
-    """A question about pictures and its right answers.
+class QuestionItem:
+    """A question, perhaps with pictures and clips, and its right answers.
 
     Attributes:
         id: its name in results.
-        images: the files.
-        question: the words.
+        question: the words; "" where a clip asks.
         answers: any of them is right.
+        images: picture files.
+        audios: clip files.
+        system: words of the system message; "" for none.
+        tools: JSON text of the tools on offer; "" for none.
         metric: how an answer is scored.
     """
 
     id: str
-    images: tuple[str, ...]
     question: str
     answers: tuple[str, ...]
+    images: tuple[str, ...] = ()
+    audios: tuple[str, ...] = ()
+    system: str = ""
+    tools: str = ""
     metric: Metric = "exact"
 
 
-Item = ClipItem | PictureItem
+Item = ClipItem | QuestionItem
 
 
 def key_of(item: Item) -> str:
@@ -68,112 +75,97 @@ def read_clips(path: Path) -> list[ClipItem]:
     ``"language"`` if wanted; paths are relative to the manifest.  In a folder and below it, every
     clip has a text file of the same name, or is named in a LibriSpeech ``*.trans.txt``.
 
+    Whether the clips are there, and can be decoded, shows when they are asked about.
+
     Raises:
-        InputError: it cannot be read, a line is wrong, a file is missing, or there is no clip.
+        InputError: it cannot be read, a line is wrong, or there is no clip.
     """
-    items = list(_folder_clips(path)) if path.is_dir() else list(map(_clip, _lines(path)))
+    items = list(_folder_clips(path)) if path.is_dir() else list(map(_clip, read_json_lines(path)))
     return cast(list[ClipItem], _checked(path, list(items)))
 
 
-def read_pictures(path: Path) -> list[PictureItem]:
-    """Questions of a manifest.
+def read_pictures(path: Path) -> list[QuestionItem]:
+    """Questions about pictures of a manifest.
 
-    One object in each line: ``{"image": FILE, "question": WORDS, "answers": [WORDS]}``, and
-    ``"id"``, ``"metric"`` (exact, anls or relaxed) if wanted; several pictures are ``"images"``;
-    paths are relative to the manifest.
+    One object in each line: ``{"image": FILE, "question": WORDS, "answers": [WORDS]}``, and what
+    ``read_questions`` takes; several pictures are ``"images"``; paths are relative to the manifest.
+    Whether the pictures are there shows when they are asked about.
 
     Raises:
-        InputError: it cannot be read, a line is wrong, a file is missing, or there is no question.
+        InputError: it cannot be read, a line is wrong, or there is no question.
     """
-    return cast(list[PictureItem], _checked(path, list(map(_picture, _lines(path)))))
+    items: list[Item] = [_question(line, needs_picture=True) for line in read_json_lines(path)]
+    return cast(list[QuestionItem], _checked(path, items))
 
 
-@dataclass(frozen=True, slots=True)
-class _Line:
-    """An object of a manifest, and where it stands."""
+def read_questions(path: Path) -> list[QuestionItem]:
+    """Questions of any kind of a manifest.
 
-    where: str
-    number: int
-    folder: Path
-    values: dict[str, Any]
+    One object in each line: ``{"question": WORDS, "answers": [WORDS]}``; if wanted ``"id"``,
+    ``"metric"``, ``"image"`` or ``"images"``, ``"audio"`` or ``"audios"``, which may ask in place
+    of the words, ``"system"`` (words of a system message) and ``"tools"`` (JSON text of a list).
 
-    def take(self, name: str, kind: type, default: Any = None) -> Any:
-        value = self.values.pop(name, default)
-        if not isinstance(value, kind) or value in ("", []):
-            wanted = "a list of strings" if kind is list else "a string, not empty"
-            raise InputError(f"{self.where}: {name!r} is {value!r:.60}, must be {wanted}")
-        return value
-
-    def take_strings(self, name: str) -> tuple[str, ...]:
-        values = self.take(name, list)
-        if not all(isinstance(value, str) for value in values):
-            raise InputError(f"{self.where}: {name!r} must be a list of strings")
-        return tuple(values)
-
-    def finish(self) -> None:
-        if self.values:
-            raise InputError(f"{self.where}: unknown fields {', '.join(sorted(self.values))}")
+    Raises:
+        InputError: it cannot be read, a line is wrong, or there is no question.
+    """
+    items: list[Item] = [_question(line, needs_picture=False) for line in read_json_lines(path)]
+    return cast(list[QuestionItem], _checked(path, items))
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from None
-    for number, line in enumerate(text.splitlines(), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            values = json.loads(line)
-        except ValueError as error:
-            raise InputError(f"{where}: not JSON: {error}") from None
-        if not isinstance(values, dict):
-            raise InputError(f"{where}: must be an object")
-        yield _Line(where, number, path.parent, values)
-
-
-def _clip(line: _Line) -> ClipItem:
+def _clip(line: JsonLine) -> ClipItem:
     item = ClipItem(
-        id=line.take("id", str, str(line.number)),
-        audio=str(line.folder / line.take("audio", str)),
-        text=line.take("text", str),
-        language=line.take("language", str, "en"),
+        id=line.take("id", str(line.number)),
+        audio=str(line.folder / line.take("audio")),
+        text=line.take("text"),
+        language=line.take("language", "en"),
     )
     line.finish()
     return item
 
 
-def _picture(line: _Line) -> PictureItem:
-    several = "images" in line.values
-    images = line.take_strings("images") if several else (line.take("image", str),)
-    metric = line.take("metric", str, "exact")
+def _question(line: JsonLine, *, needs_picture: bool) -> QuestionItem:
+    images = line.take_paths("image") if needs_picture or _has(line, "image") else ()
+    audios = line.take_paths("audio") if _has(line, "audio") else ()
+    metric = line.take("metric", "exact")
     if metric not in get_args(Metric):
         allowed = ", ".join(get_args(Metric))
         raise InputError(f"{line.where}: 'metric' is {metric!r}, must be one of {allowed}")
-    item = PictureItem(
-        id=line.take("id", str, str(line.number)),
-        images=tuple(str(line.folder / image) for image in images),
-        question=line.take("question", str),
+    item = QuestionItem(
+        id=line.take("id", str(line.number)),
+        question=_take_or_none(line, "question") if audios else line.take("question"),
         answers=line.take_strings("answers"),
+        images=images,
+        audios=audios,
+        system=_take_or_none(line, "system"),
+        tools=_take_or_none(line, "tools"),
         metric=cast(Metric, metric),
     )
     line.finish()
     return item
 
 
+def _has(line: JsonLine, name: str) -> bool:
+    return not line.values.keys().isdisjoint((name, f"{name}s"))
+
+
+def _take_or_none(line: JsonLine, name: str) -> str:
+    """A text that may be missing, as ""."""
+    return line.take(name) if name in line.values else ""
+
+
 def _folder_clips(folder: Path) -> Iterator[ClipItem]:
     for path in sorted(folder.rglob(f"*{_TEXT}")):
         if path.name.endswith(_LIBRISPEECH):
-            for line in path.read_text(encoding="utf-8").splitlines():
+            for line in read_utf8(path).splitlines():
                 name, _, words = line.partition(" ")
                 yield ClipItem(name, str(path.with_name(f"{name}.flac")), words)
             continue
         clips = [p for p in path.parent.glob(f"{path.stem}.*") if p.suffix != _TEXT]
-        if len(clips) != 1:
+        if len(clips) > 1:
             raise InputError(f"{path}: {len(clips)} clips have this name, must be one")
+        clip = clips[0] if clips else path.with_suffix(".*")  # the latter is never there
         name = str(path.relative_to(folder).with_suffix(""))
-        yield ClipItem(name, str(clips[0]), path.read_text(encoding="utf-8").strip())
+        yield ClipItem(name, str(clip), read_utf8(path).strip())
 
 
 def _checked(path: Path, items: list[Item]) -> list[Item]:
@@ -184,8 +176,4 @@ def _checked(path: Path, items: list[Item]) -> list[Item]:
     if len(set(ids)) < len(ids):
         double = next(id_ for id_ in ids if ids.count(id_) > 1)
         raise InputError(f"{path}: the id {double!r} is there twice, ids must differ")
-    for item in items:
-        for file in (item.audio,) if isinstance(item, ClipItem) else item.images:
-            if not Path(file).is_file():
-                raise InputError(f"{path}: item {item.id!r}: {file}: no such file")
     return items

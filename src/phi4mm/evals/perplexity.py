@@ -18,10 +18,11 @@ from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
 from phi4mm.evals import log_probs
 from phi4mm.evals.log_probs import Ids, LogProbsHeader, Numbers, Rows
-from phi4mm.evals.scoring import Progress, ScoredRows, cut_chunks, score_chunks
+from phi4mm.evals.scoring import ScoredRows, cut_chunks, score_chunks
 from phi4mm.evals.statistic import Estimate, Values, quantile
 from phi4mm.measurement.staged_file import staged_file
 from phi4mm.modelfile.part import DecoderPart
+from phi4mm.progress import Progress
 
 # Base probabilities below this, as a natural logarithm, are left out of the sums.
 _LEAST_LOG_PROB = np.float32(-16)

@@ -7,7 +7,7 @@ every scored token has at least half a chunk before it.  Source: perplexity.cpp 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,15 +22,13 @@ from phi4mm.modelfile.part import DecoderPart
 from phi4mm.native.batch import Batch
 from phi4mm.native.llama import Context, Model
 from phi4mm.native.params import ContextParams
+from phi4mm.progress import Progress
 from phi4mm.prompt.tokenizer import Tokenizer
 
 # Rows of logits that the library holds at once: 51 MB with the real vocabulary.
 _N_OUTPUTS = 64
 # Rows that the arithmetic works on at once, so that its temporaries stay in the cache.
 _N_ROWS = 8
-
-Progress = Callable[[int, int], None]
-"""Called with the chunks computed so far and their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +109,7 @@ def score_chunks(
     if bos is not None:
         chunks[:, 0] = bos
     with (
-        Model(decoder.path, n_gpu_layers=params.n_gpu_layers) as model,
+        Model(decoder.path, offload=params.offload) as model,
         Context(model, _context_params(params, n_ctx)) as context,
     ):
         for done, chunk in enumerate(chunks, start=1):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -29,14 +29,19 @@ class Inspection:
     Attributes:
         path: the folder or file.
         files: every GGUF file, described.
+        families: the files that are of one checkpoint, by bundle id; "" for those that name none.
+        beside: of a decoder file, those of its folder that are used with it where it is named
+            alone, and that ``answers`` counts in.
         answers: by kind of conversation, None if the files can answer it, else what is missing;
             empty where there is no decoder to ask.
-        warnings: what could not be checked.
+        warnings: what could not be checked, or would keep a decoder file from being used alone.
         faults: what is wrong: files that cannot be used, or do not belong together.
     """
 
     path: Path
     files: tuple[FileReport, ...]
+    families: Mapping[str, tuple[Path, ...]]
+    beside: tuple[Path, ...]
     answers: Mapping[str, str | None]
     warnings: tuple[str, ...]
     faults: tuple[str, ...]
@@ -45,7 +50,20 @@ class Inspection:
         """The report as JSON values."""
         files = [asdict(f) | {"path": str(f.path), "bits_per_weight": f.bits_per_weight}
                  for f in self.files]  # fmt: skip
-        return asdict(self) | {"path": str(self.path), "files": files}
+        families = {id_: list(map(str, paths)) for id_, paths in self.families.items()}
+        beside = list(map(str, self.beside))
+        paths = {"path": str(self.path), "families": families, "beside": beside}
+        return asdict(self) | paths | {"files": files}
+
+
+def families_of(files: Iterable[FileReport]) -> dict[str, tuple[Path, ...]]:
+    """The parts that are of one checkpoint, by bundle id; "" for those that name none."""
+    families: dict[str, tuple[Path, ...]] = {}
+    for file in files:
+        if file.role is not None and not file.fault:
+            name = file.bundle_id or ""
+            families[name] = (*families.get(name, ()), file.path)
+    return families
 
 
 def inspect_path(path: Path, *, with_sha256: bool = False) -> Inspection:
@@ -66,16 +84,30 @@ def inspect_path(path: Path, *, with_sha256: bool = False) -> Inspection:
             raise ModelFileError(f"{path}: no {SUFFIX} file in this folder")
         files = _inspect_all(paths, with_sha256)
     faults = [file.fault for file in files if file.fault]
+    families = families_of(files)
     answers: dict[str, str | None] = {}
-    warnings: tuple[str, ...] = ()
+    beside: tuple[Path, ...] = ()
+    warnings: list[str] = []
     if any(file.role == "decoder" and not file.fault for file in files):
         try:
             with Bundle.open(path) as bundle:
                 answers = {name: bundle.missing_for(mode) for name, mode in _MODES.items()}
-                warnings = bundle.warnings
+                warnings += bundle.warnings
+                beside = () if path.is_dir() else tuple(_others(bundle))
         except ModelFileError as error:
-            faults.append(str(error))
-    return Inspection(path, files, answers, warnings, tuple(dict.fromkeys(faults)))
+            # a decoder file itself is in order where its neighbours are not
+            (faults if path.is_dir() else warnings).append(str(error))
+    if len(families) > 1 and not any(file.role == "decoder" for file in files):
+        faults.append(f"{path}: files of {len(families)} models, and no decoder among them")
+    found = tuple(dict.fromkeys(faults))
+    return Inspection(path, files, families, beside, answers, tuple(warnings), found)
+
+
+def _others(bundle: Bundle) -> Iterator[Path]:
+    """The files of a bundle without its decoder's."""
+    if bundle.mmproj is not None:
+        yield bundle.mmproj.path
+    yield from (adapter.path for adapter in bundle.adapters.values())
 
 
 def _inspect_all(paths: list[Path], with_sha256: bool) -> tuple[FileReport, ...]:

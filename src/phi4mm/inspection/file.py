@@ -26,13 +26,15 @@ from phi4mm.modelfile.part import (
 from phi4mm.modelfile.reader import GGUFFile
 from phi4mm.modelfile.tensors import LORA_A_SUFFIX
 
-# What a decoder file of another program may lack, and a bundle needs or wants.
-_WANTED: Final[tuple[Key, ...]] = (
-    keys.Own.BUNDLE_ID,
-    keys.Decoder.ROPE_ATTN_FACTOR,
-    keys.Decoder.IMAGE_TOKEN_ID,
-    keys.Decoder.AUDIO_TOKEN_ID,
-)
+# What a decoder file of another program may lack, and what follows from that.
+_WANTED: Final[Mapping[Key, str]] = {
+    keys.Own.BUNDLE_ID: "that encoders and adapters are of the same checkpoint cannot be checked",
+    keys.Decoder.ROPE_ATTN_FACTOR: "attention comes out weaker than the reference's",
+    keys.Tokenizer.EOT_ID: "the end of a turn is found by its name; other programs may talk on",
+    keys.Tokenizer.CHAT_TEMPLATE: "no harm here; other programs may guess another",
+    keys.Decoder.IMAGE_TOKEN_ID: "no harm: pictures are placed without it",
+    keys.Decoder.AUDIO_TOKEN_ID: "no harm: clips are placed without it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +140,8 @@ def _describe_part(report: FileReport, decoder: DecoderPart | None) -> FileRepor
     if report.role == "decoder":
         part = open_decoder(report.path)
         with part.file as file:
-            lacks = tuple(f"{key}: {key.meaning}" for key in _WANTED if key not in file.metadata)
+            absent = [key for key in _WANTED if key not in file.metadata]
+            lacks = tuple(f"{key}: {_WANTED[key]}" for key in absent)
         return replace(report, constants={"decoder": _constants(part.hparams)}, lacks=lacks)
     if report.role == "mmproj":
         mmproj = open_mmproj(report.path)

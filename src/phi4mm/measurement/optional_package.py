@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from phi4mm.errors import InputError
 
-Extra = Literal["eval", "verify"]
+Extra = Literal["eval", "verify", "ray"]
 
 
 def import_optional(module: str, extra: Extra) -> Any:

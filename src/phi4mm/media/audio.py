@@ -23,7 +23,7 @@ from phi4mm.errors import MediaError
 from phi4mm.media.container import open_container
 from phi4mm.media.params import FrameParams, MelParams
 from phi4mm.media.sniff import HEAD_BYTES, container_name
-from phi4mm.media.source import Source, one_line, open_source, source_name
+from phi4mm.media.source import Source, one_line, open_source, require_contents, source_name
 
 Samples = npt.NDArray[np.float32]
 AudioSource: TypeAlias = Source | tuple[npt.NDArray[Any], int]
@@ -57,7 +57,13 @@ class Clip:
         return len(self.samples) / self.rate
 
 
-def load_audio(source: AudioSource, params: MelParams, *, max_seconds: float | None = None) -> Clip:
+def load_audio(
+    source: AudioSource,
+    params: MelParams,
+    *,
+    max_seconds: float | None = None,
+    name: str | None = None,
+) -> Clip:
     """Decode a clip, average its channels and bring it to a rate the model takes.
 
     The model's lower rate is kept and lower ones are raised to it; anything above is resampled to
@@ -69,12 +75,13 @@ def load_audio(source: AudioSource, params: MelParams, *, max_seconds: float | N
             or [n, channels]; integers are scaled by their type's range, floats taken as they are.
         params: the rates, and the least length.
         max_seconds: longest clip, in seconds; None for no limit.
+        name: what messages call it; None for the source's own name.
 
     Raises:
         MediaError: the source cannot be opened, is no sound, is damaged, has values that are not
             finite, is shorter than one frame or longer than the limit.
     """
-    with _open_recording(source) as recording:
+    with _open_recording(source, name) as recording:
         return _to_clip(recording, params, max_seconds)
 
 
@@ -103,9 +110,25 @@ def open_audio(source: AudioSource, params: MelParams) -> Iterator[AudioStream]:
         MediaError: the source cannot be opened, is no sound, or its rate is out of range.
     """
     with _open_recording(source) as recording:
-        target = _frames_for(recording.rate, recording.name, params).sample_rate
-        blocks = _resampled(recording, target)
-        yield AudioStream(recording.name, target, recording.duration_s, blocks)
+        yield _stream(recording, params)
+
+
+@contextmanager
+def read_audio(stream: BinaryIO, name: str, params: MelParams) -> Iterator[AudioStream]:
+    """As ``open_audio``, from a file that is open and can seek, which stays open.
+
+    Raises:
+        MediaError: it is no sound, or its rate is out of range.
+    """
+    require_contents(stream, name)
+    with _read_recording(stream, name) as recording:
+        yield _stream(recording, params)
+
+
+def _stream(recording: _Recording, params: MelParams) -> AudioStream:
+    target = _frames_for(recording.rate, recording.name, params).sample_rate
+    blocks = _resampled(recording, target)
+    return AudioStream(recording.name, target, recording.duration_s, blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +142,26 @@ class _Recording:
 
 
 @contextmanager
-def _open_recording(source: AudioSource) -> Iterator[_Recording]:
+def _open_recording(source: AudioSource, name: str | None = None) -> Iterator[_Recording]:
     if isinstance(source, tuple):
         yield _from_array(*source)
         return
-    name = source_name(source, "audio")
-    with open_source(source, name) as stream:
-        kind = container_name(stream.read(HEAD_BYTES))
-        stream.seek(0)
-        if kind is not None:
-            with open_container(stream, name, kind) as track:
-                yield _Recording(name, track.rate, track.duration_s, track.blocks)
-            return
-        with _open_sound(stream, name) as sound:
-            rate = sound.samplerate
-            yield _Recording(name, rate, sound.frames / rate, _decoded_blocks(sound, name))
+    name = name or source_name(source, "audio")
+    with open_source(source, name) as stream, _read_recording(stream, name) as recording:
+        yield recording
+
+
+@contextmanager
+def _read_recording(stream: BinaryIO, name: str) -> Iterator[_Recording]:
+    kind = container_name(stream.read(HEAD_BYTES))
+    stream.seek(0)
+    if kind is not None:
+        with open_container(stream, name, kind) as track:
+            yield _Recording(name, track.rate, track.duration_s, track.blocks)
+        return
+    with _open_sound(stream, name) as sound:
+        rate = sound.samplerate
+        yield _Recording(name, rate, sound.frames / rate, _decoded_blocks(sound, name))
 
 
 def _resampled(recording: _Recording, target: int) -> Iterator[Samples]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+from dataclasses import dataclass
 from typing import BinaryIO, TypeAlias
 
 import numpy as np
@@ -18,7 +19,25 @@ from phi4mm.errors import MediaError
 from phi4mm.media.sniff import HEAD_BYTES, is_heic, is_pdf
 from phi4mm.media.source import Source, one_line, open_source, source_name
 
-ImageSource: TypeAlias = Source | Image.Image
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One picture of a file, decoded.
+
+    Attributes:
+        number: from 1.
+        image: upright RGB.
+        name: what messages call it.
+        n_pages: pages of the document, or frames of the animation, that it is one of.
+    """
+
+    number: int
+    image: Image.Image
+    name: str
+    n_pages: int
+
+
+ImageSource: TypeAlias = Source | Image.Image | Page
 
 # Where Pillow, left alone, raises its bomb error: twice its Image.MAX_IMAGE_PIXELS.
 MAX_PIXELS = 178_956_970
@@ -40,20 +59,25 @@ _UPRIGHT = {
 }
 
 
-def load_image(source: ImageSource, *, max_pixels: int = MAX_PIXELS) -> Image.Image:
+def load_image(
+    source: ImageSource, *, max_pixels: int = MAX_PIXELS, name: str | None = None
+) -> Image.Image:
     """Decode a picture to upright 8-bit RGB.
 
     Args:
-        source: a path, a data URL, the bytes of a file, or a Pillow picture, which is left
+        source: a path, a data URL, the bytes of a file, a page, or a Pillow picture, which is left
             unchanged.
         max_pixels: largest width times height, checked before pixels are decoded.  A file beyond
             the default is refused by Pillow even if more is allowed here, unless its own
             ``Image.MAX_IMAGE_PIXELS`` is raised too.
+        name: what messages call it; None for the source's own name.
 
     Raises:
         MediaError: the source cannot be opened, is no picture, is damaged or is too large.
     """
-    name = image_name(source)
+    name = name or image_name(source)
+    if isinstance(source, Page):
+        source = source.image
     if isinstance(source, Image.Image):
         return _quietly_decode(source, name, max_pixels)
     with open_source(source, name) as stream:
@@ -66,6 +90,8 @@ def image_name(source: ImageSource) -> str:
     Raises:
         MediaError: it is no picture source at all.
     """
+    if isinstance(source, Page):
+        return source.name
     return "<image>" if isinstance(source, Image.Image) else source_name(source, "image")
 
 

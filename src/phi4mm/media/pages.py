@@ -9,13 +9,12 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from PIL import Image
 
 from phi4mm.errors import InputError, MediaError
-from phi4mm.media.image import MAX_PIXELS, load_image
+from phi4mm.media.image import MAX_PIXELS, Page, load_image
 from phi4mm.media.sniff import HEAD_BYTES, is_pdf, is_tiff
 from phi4mm.media.source import Source, one_line, read_source, source_name
 
@@ -23,19 +22,6 @@ from phi4mm.media.source import Source, one_line, read_source, source_name
 PDF_DPI = 150
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """One picture of a document.
-
-    Attributes:
-        number: from 1.
-        image: upright RGB.
-    """
-
-    number: int
-    image: Image.Image
 
 
 def parse_pages(text: str) -> tuple[int, ...]:
@@ -55,16 +41,8 @@ def parse_pages(text: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def count_pages(source: Source) -> int:
-    """Pages of a PDF or TIFF file, frames of an animation, 1 for any other picture.
-
-    Raises:
-        MediaError: the source cannot be opened, or it is a PDF and pypdfium2 is not installed.
-    """
-    data, name = read_source(source, "image"), source_name(source, "image")
-    if is_pdf(data[:HEAD_BYTES]):
-        with _open_pdf(data, name) as document:
-            return len(document)
+def count_frames(data: bytes) -> int:
+    """Pages of a TIFF file, frames of an animation, 1 for any other picture."""
     try:
         with Image.open(io.BytesIO(data)) as image:
             return int(getattr(image, "n_frames", 1))
@@ -88,17 +66,18 @@ def load_pages(
             cannot be decoded, or it is a PDF and pypdfium2 is not installed.
     """
     data, name = read_source(source, "image"), source_name(source, "image")
-    if not is_pdf(data[:HEAD_BYTES]):
-        if numbers is None and not is_tiff(data[:HEAD_BYTES]):
-            numbers = (1,)
-        chosen = _check_numbers(numbers, count_pages(data), name)
-        if chosen == (1,):
-            return [Page(1, load_image(source, max_pixels=max_pixels))]
-        with Image.open(io.BytesIO(data)) as file:
-            return [Page(n, _load_frame(file, n, name, max_pixels)) for n in chosen]
-    with _open_pdf(data, name) as document:
-        chosen = _check_numbers(numbers, len(document), name)
-        return [Page(n, _render(document, n, name, max_pixels)) for n in chosen]
+    if is_pdf(data[:HEAD_BYTES]):
+        return _pdf_pages(data, name, numbers, max_pixels)
+    n_pages = count_frames(data)
+    if numbers is None and not is_tiff(data[:HEAD_BYTES]):
+        numbers = (1,)
+    chosen = _check_numbers(numbers, n_pages, name)
+    if n_pages == 1:
+        return [Page(1, load_image(data, max_pixels=max_pixels, name=name), name, 1)]
+    return [
+        Page(number, _load_frame(data, number, name, max_pixels), f"{name} p. {number}", n_pages)
+        for number in chosen
+    ]
 
 
 def _check_numbers(numbers: Sequence[int] | None, n_pages: int, name: str) -> Sequence[int]:
@@ -112,16 +91,37 @@ def _check_numbers(numbers: Sequence[int] | None, n_pages: int, name: str) -> Se
     return numbers
 
 
-def _load_frame(file: Image.Image, number: int, name: str, max_pixels: int) -> Image.Image:
-    try:
-        file.seek(number - 1)
-        frame = file.copy()
-    except Exception as error:  # Pillow's decoders raise whatever their parsing ran into
-        raise MediaError(
-            f"{name}: page {number} is damaged or cut short ({one_line(error)}); give a "
-            "complete file"
-        ) from error
-    return load_image(frame, max_pixels=max_pixels)
+def _load_frame(data: bytes, number: int, name: str, max_pixels: int) -> Image.Image:
+    """A page as a file of several has it.  The first goes the way that a file of one page goes."""
+    if number == 1:
+        return load_image(data, max_pixels=max_pixels, name=name)
+    with Image.open(io.BytesIO(data)) as file:
+        try:
+            file.seek(number - 1)
+            frame = file.copy()
+        except Exception as error:  # Pillow's decoders raise whatever their parsing ran into
+            raise MediaError(
+                f"{name}: page {number} is damaged or cut short ({one_line(error)}); give a "
+                "complete file"
+            ) from error
+    return load_image(frame, max_pixels=max_pixels, name=name)
+
+
+def _pdf_pages(
+    data: bytes, name: str, numbers: Sequence[int] | None, max_pixels: int
+) -> list[Page]:
+    with _open_pdf(data, name) as document:
+        n_pages = len(document)
+        chosen = _check_numbers(numbers, n_pages, name)
+        return [
+            Page(
+                number,
+                _render(document, number, name, max_pixels),
+                name if n_pages == 1 else f"{name} p. {number}",
+                n_pages,
+            )
+            for number in chosen
+        ]
 
 
 @contextmanager

@@ -56,17 +56,28 @@ def open_source(source: Source, name: str) -> BinaryIO:
         source = decode_data_url(source, name)
     stream = io.BytesIO(source) if isinstance(source, bytes) else _open_path(source, name)
     try:
+        require_contents(stream, name)
+    except MediaError:
+        stream.close()
+        raise
+    return stream
+
+
+def require_contents(stream: BinaryIO, name: str) -> None:
+    """Refuse a file, which is at its start and stays there, that cannot hold a medium.
+
+    Raises:
+        MediaError: it is unreadable, empty, or a Git LFS pointer.
+    """
+    try:
         head = stream.read(len(_LFS_PREFIX))
     except OSError as error:
-        stream.close()
         raise MediaError(f"{name}: cannot be read ({error.strerror})") from None
     stream.seek(0)
-    if head and head != _LFS_PREFIX:
-        return stream
-    stream.close()
     if not head:
         raise MediaError(f"{name}: has 0 bytes; give a file with contents")
-    raise MediaError(f"{name}: is a Git LFS pointer, not the file itself; run `git lfs pull`")
+    if head == _LFS_PREFIX:
+        raise MediaError(f"{name}: is a Git LFS pointer, not the file itself; run `git lfs pull`")
 
 
 def _open_path(path: str | os.PathLike[str], name: str) -> BinaryIO:

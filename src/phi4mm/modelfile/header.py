@@ -98,10 +98,39 @@ def parse_header(buffer: memoryview, source: str) -> Header:
     version = _read_version(cursor)
     n_tensors = cursor.count("tensors", MAX_TENSORS)
     n_keys = cursor.count("metadata keys", MAX_KEYS)
-    metadata = Metadata(source, _read_entries(cursor, n_keys))
+    entries: dict[str, Entry] = {}
+    _read_entries(cursor, n_keys, entries)
+    metadata = Metadata(source, entries)
     alignment = _alignment(metadata)
     tensors = _read_tensors(cursor, n_tensors, alignment)
     return Header(version, metadata, tensors)
+
+
+def peek_metadata(buffer: memoryview, source: str) -> Metadata:
+    """The metadata entries that lie whole in the first bytes of a file, which may be cut anywhere.
+
+    Args:
+        buffer: the beginning of the file.
+        source: what error messages call it.
+
+    Raises:
+        ModelFileError: no GGUF file begins like this.
+    """
+    if bytes(buffer[: len(MAGIC)]) != MAGIC:
+        raise ModelFileError(f"{source}: not a GGUF file")
+    cursor = _Cursor(buffer, source)
+    entries: dict[str, Entry] = {}
+    try:
+        _read_version(cursor)
+        cursor.count("tensors", MAX_TENSORS)
+        _read_entries(cursor, cursor.count("metadata keys", MAX_KEYS), entries)
+    except _PastEnd:
+        pass  # what came before is known
+    return Metadata(source, entries)
+
+
+class _PastEnd(ModelFileError):
+    """The header goes on where the bytes end."""
 
 
 class _Cursor:
@@ -131,9 +160,9 @@ class _Cursor:
                 f"{self.where} reaches past {MAX_HEADER_BYTES >> 20} MiB, "
                 f"the most a header may have: the file is damaged"
             )
-        self.fail(
-            f"{self.where} needs {n} bytes at byte {start}, but the file has {len(self.buffer)}: "
-            f"it is truncated or damaged"
+        raise _PastEnd(
+            f"{self.source}: {self.where} needs {n} bytes at byte {start}, but the file has "
+            f"{len(self.buffer)}: it is truncated or damaged"
         )
 
     def u32(self) -> int:
@@ -195,8 +224,7 @@ def _read_version(cursor: _Cursor) -> int:
     cursor.fail(f"GGUF version {version}, must be 2 or 3")
 
 
-def _read_entries(cursor: _Cursor, n_keys: int) -> dict[str, Entry]:
-    entries: dict[str, Entry] = {}
+def _read_entries(cursor: _Cursor, n_keys: int, entries: dict[str, Entry]) -> None:
     for index in range(n_keys):
         cursor.where = f"metadata key {index}"
         key = cursor.identifier(MAX_KEY_BYTES)
@@ -204,7 +232,6 @@ def _read_entries(cursor: _Cursor, n_keys: int) -> dict[str, Entry]:
             cursor.fail(f"metadata key {key} appears twice")
         cursor.where = f"metadata key {key}"
         entries[key] = _read_entry(cursor)
-    return entries
 
 
 def _read_entry(cursor: _Cursor) -> Entry:

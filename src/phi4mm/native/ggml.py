@@ -127,16 +127,21 @@ class Backend(Handle):
         """Bytes of scratch memory held: what the largest graph so far needed."""
         return int(self.library.lib.ggml_gallocr_get_buffer_size(self._scratch.pointer, 0))
 
+    def supports(self, operation: Any) -> bool:
+        """Whether the device can do an operation; the CPU can do all."""
+        return self.is_cpu or self.library.lib.ggml_backend_dev_supports_op(self._device, operation)
+
     def check_support(self, operation: Any) -> None:
-        """Refuse an operation that the device cannot do; the CPU can do all.
+        """Refuse an operation that the device cannot do.
 
         Raises:
-            NativeError: naming the operation.
+            NativeError: naming the device and the operation.
         """
-        lib = self.library.lib
-        if not self.is_cpu and not lib.ggml_backend_dev_supports_op(self._device, operation):
-            name = self.library.ffi.string(lib.ggml_op_desc(operation)).decode()
-            raise NativeError("ggml_backend_dev_supports_op", detail=f"the device lacks {name}")
+        if not self.supports(operation):
+            ffi, lib = self.library.ffi, self.library.lib
+            device = ffi.string(lib.ggml_backend_dev_name(self._device)).decode()
+            name = ffi.string(lib.ggml_op_desc(operation)).decode()
+            raise NativeError("ggml_backend_dev_supports_op", detail=f"{device} lacks {name}")
 
     def allocate(self, graph: Any) -> None:
         """Give the tensors of a C graph their places in the scratch memory.

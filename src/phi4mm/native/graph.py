@@ -181,9 +181,11 @@ class Graph(Handle):
         return self._new(self._lib.ggml_soft_max_ext(self.pointer, x.handle, mask, scale, 0.0))
 
     def flash_attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
-        """Softmax of ``scale * q k`` times ``v``, without the matrix of scores in memory.
+        """Softmax of ``scale * q k`` times ``v``.
 
-        All ne=[n_embd_head, n, n_head] -> ne=[n_embd_head, n_head, n]: heads and rows are swapped.
+        Without the matrix of scores in memory, where the device has such a kernel for heads of
+        this size.  All ne=[n_embd_head, n, n_head] -> ne=[n_embd_head, n_head, n]: heads and rows
+        are swapped.
         """
         ok = k.ne == v.ne and q.ne[0] == k.ne[0] and q.ne[2:] == k.ne[2:]
         _require(ok, "ggml_flash_attn_ext", f"q {q.ne}, k {k.ne}, v {v.ne}")
@@ -191,7 +193,14 @@ class Graph(Handle):
             self.pointer, q.handle, k.handle, v.handle, self._ffi.NULL, scale, 0.0, 0.0
         )
         self._lib.ggml_prec_set_acc(handle, self._lib.GGML_PREC_F32)
+        if not self._backend.supports(handle):
+            return self._attention(q, k, v, scale)
         return self._new(handle)
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor, scale: float) -> Tensor:
+        weights = self.soft_max(self.mul_mat(k, self.cont(q)), scale)  # ne=[n keys, n, n_head]
+        heads = self.mul_mat(self.cont(self.permute(v, (1, 0, 2, 3))), weights)
+        return self.cont(self.permute(heads, (0, 2, 1, 3)))
 
     def conv_2d_depthwise(
         self, kernel: Tensor, x: Tensor, stride: int, padding: tuple[int, int]

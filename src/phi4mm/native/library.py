@@ -19,6 +19,9 @@ from phi4mm.native.carrier import ENVIRONMENT_VARIABLE, Carrier, find_carrier
 from phi4mm.native.llama_cdef import DECLARATIONS, Declarations
 from phi4mm.native.log import LogRelay
 
+# A system without a compiler may lack it, and no wheel brings it.
+_OPENMP_HINT = " (install OpenMP: apt install libgomp1, or dnf install libgomp)"
+
 
 class Symbols:
     """The C functions and constants of several shared libraries, as attributes of one object."""
@@ -114,7 +117,8 @@ def _open(ffi: FFI, carrier: Carrier) -> Symbols:
         return Symbols(tuple(ffi.dlopen(str(file)) for file in carrier.files))
     except OSError as error:
         reason = str(error).partition("  Additionally,")[0]  # cffi then tells what else it tried
-        raise NativeError("dlopen", detail=f"{_describe(carrier)}: {reason}") from error
+        hint = _OPENMP_HINT if "libgomp" in reason else ""
+        raise NativeError("dlopen", detail=f"{_describe(carrier)}: {reason}{hint}") from error
 
 
 def _start(ffi: FFI, lib: Symbols, carrier: Carrier) -> Library:

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from phi4mm.errors import Cancelled, InputError, NativeError
+from phi4mm.errors import Cancelled, NativeError
 from phi4mm.native.abort import AbortFlag
 from phi4mm.native.batch import Batch
+from phi4mm.native.device import NO_OFFLOAD, Offload, device_handle, no_accelerator
 from phi4mm.native.handle import Handle
 from phi4mm.native.library import Library, load
 from phi4mm.native.params import ContextParams
@@ -36,18 +37,16 @@ class Model(Handle):
         self,
         path: str | os.PathLike[str],
         *,
-        n_gpu_layers: int = 0,
+        offload: Offload = NO_OFFLOAD,
         use_mmap: bool = True,
-        devices: Sequence[str] | None = None,
     ) -> None:
         """Load a GGUF file.
 
         Args:
             path: the file.  A malformed one can crash the library, so check it first.
-            n_gpu_layers: layers whose weights go to a GPU; -1 for all.
+            offload: layers whose weights go to accelerators, and to which.
             use_mmap: map the file, so that the system can drop and reload its pages, instead of
                 reading it into memory.
-            devices: ggml names of the devices to use beside the CPU; None for all there are.
 
         Raises:
             InputError: there is no such device, or layers are wanted on a GPU and the library has
@@ -56,16 +55,8 @@ class Model(Handle):
         """
         library = load()
         lib = library.lib
-        if n_gpu_layers != 0 and not lib.llama_supports_gpu_offload():
-            raise InputError(
-                f"n_gpu_layers is {n_gpu_layers}, but {library.carrier} {library.version} finds no "
-                "GPU: use 0, or install llama-cpp-python built for the GPU"
-            )
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = n_gpu_layers
+        params, _devices = model_params(library, offload)
         params.load_mode = lib.LLAMA_LOAD_MODE_MMAP if use_mmap else lib.LLAMA_LOAD_MODE_NONE
-        device_list = _device_list(library, devices)
-        params.devices = device_list
         with library.log.errors() as lines:
             pointer = lib.llama_model_load_from_file(os.fsencode(path), params)
         if pointer == library.ffi.NULL:
@@ -374,19 +365,21 @@ class Context(Handle):
         self.model._contexts.remove(self)
 
 
-def _device_list(library: Library, names: Sequence[str] | None) -> Any:
-    """A null-terminated array of devices; null for all of them."""
+def model_params(library: Library, offload: Offload) -> tuple[Any, Any]:
+    """A ``llama_model_params``, and the list of devices it points to, to be kept alive.
+
+    Raises:
+        InputError: there is no such device, or layers are wanted on a GPU and there is none.
+    """
+    lib, ffi = library.lib, library.ffi
+    if offload.n_gpu_layers > 0 and not lib.llama_supports_gpu_offload():
+        raise no_accelerator(offload.n_gpu_layers, library)
+    params = lib.llama_model_default_params()
+    params.n_gpu_layers = offload.n_gpu_layers
+    names = offload.decoder_devices(library)
     if names is None:
-        return library.ffi.NULL
-    devices = [library.lib.ggml_backend_dev_by_name(name.encode()) for name in names]
-    for name, device in zip(names, devices, strict=True):
-        if device == library.ffi.NULL:
-            known = ", ".join(_device_names(library))
-            raise InputError(f"there is no device {name!r}, expected one of {known}")
-    return library.ffi.new("ggml_backend_dev_t[]", [*devices, library.ffi.NULL])
-
-
-def _device_names(library: Library) -> list[str]:
-    lib = library.lib
-    devices = (lib.ggml_backend_dev_get(i) for i in range(lib.ggml_backend_dev_count()))
-    return [library.ffi.string(lib.ggml_backend_dev_name(device)).decode() for device in devices]
+        return params, None
+    handles = [device_handle(library, name) for name in names]
+    devices = ffi.new("ggml_backend_dev_t[]", [*handles, ffi.NULL])
+    params.devices = devices
+    return params, devices

@@ -26,8 +26,9 @@ _PRODUCT = "MUL_MAT"
 class ProductObserver:
     """Passes on the inputs of matrix products; give it to ``Context`` and keep it as long.
 
-    An exception of ``receive``, an interrupt among them, is kept: what the context computes after
-    it is worthless, and ``raise_failure`` raises it.
+    An exception of ``receive``, an interrupt among them, is kept: what the context computes is
+    then broken off and worthless, and ``raise_failure`` raises it.  Products of no rows, as a step
+    without logits has them, are not shown.
 
     Attributes:
         callback: the ``ggml_backend_sched_eval_callback`` to give to the library.
@@ -62,12 +63,12 @@ class ProductObserver:
     def _observe(self, tensor: Any, ask: bool, _user_data: Any) -> bool:
         """Asked before an operation whether it is wanted; called again once it is computed."""
         if self._failure is not None:
-            return False
+            return ask  # wanted, so that the answer to the second call breaks the computing off
         ffi, lib = self._library.ffi, self._library.lib
         if ffi.string(lib.ggml_op_desc(tensor)).decode() != _PRODUCT:
             return False
         name = weight_name(ffi.string(lib.ggml_get_name(tensor.src[0])).decode())
-        if name not in self._names:
+        if name not in self._names or _n_rows(tensor) == 0:
             return False
         if not ask:
             self._receive(name, self._rows(tensor.src[1]))
@@ -77,7 +78,7 @@ class ProductObserver:
         lib = self._library.lib
         if tensor.type != lib.GGML_TYPE_F32 or not lib.ggml_is_contiguous(tensor):
             raise NativeError("ggml_backend_tensor_get", detail="the input is no float32 matrix")
-        rows = np.empty((tensor.ne[1] * tensor.ne[2] * tensor.ne[3], tensor.ne[0]), np.float32)
+        rows = np.empty((_n_rows(tensor), tensor.ne[0]), np.float32)
         target = self._library.ffi.from_buffer(rows)
         lib.ggml_backend_tensor_get(tensor, target, 0, rows.nbytes)
         return rows
@@ -86,6 +87,10 @@ class ProductObserver:
         self, _kind: type[BaseException], error: BaseException, _trace: TracebackType | None
     ) -> None:
         self._failure = error
+
+
+def _n_rows(tensor: Any) -> int:
+    return int(tensor.ne[1] * tensor.ne[2] * tensor.ne[3])
 
 
 def weight_name(name: str) -> str:

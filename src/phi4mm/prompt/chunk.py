@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
@@ -12,11 +12,13 @@ from phi4mm.media.audio import AudioSource
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import Mode, mode_of
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.prompt.media_memory import MediaMemory
 from phi4mm.prompt.medium import (
     NO_LIMITS,
     MediaLimits,
     Picture,
     Sound,
+    contents_of,
     image_params,
     mel_params,
     open_picture,
@@ -85,6 +87,15 @@ class Prompt:
             n_audios=sum(isinstance(chunk, Sound) for chunk in self.chunks),
         )
 
+    def asked_once(self) -> Prompt:
+        """The same prompt, whose media do not come in another one: they take no place in caches."""
+        return Prompt(
+            tuple(
+                chunk if isinstance(chunk, TextChunk) else replace(chunk, is_kept=False)
+                for chunk in self.chunks
+            )
+        )
+
 
 class PromptBuilder:
     """Makes prompts for one bundle: renders, tokenises, decodes media and plans them."""
@@ -97,6 +108,8 @@ class PromptBuilder:
         self._bundle = bundle
         self._image_params = None if bundle.vision is None else image_params(bundle.vision)
         self._mel_params = None if bundle.audio is None else mel_params(bundle.audio)
+        self._pictures: MediaMemory[Picture] = MediaMemory()
+        self._sounds: MediaMemory[Sound] = MediaMemory()
 
     def chat(self, messages: Sequence[Message]) -> Prompt:
         """A conversation in the model's template, waiting for the assistant's answer.
@@ -135,27 +148,41 @@ class PromptBuilder:
                 )
         return self._build(segments, images, audios)
 
-    def picture(self, source: ImageSource) -> Picture:
-        """Decode and plan one picture.
+    def picture(self, source: ImageSource, name: str | None = None) -> Picture:
+        """Decode and plan one picture, or remember it by the contents of its file.
+
+        Args:
+            source: the picture.
+            name: what messages call it; None for the source's own name.
 
         Raises:
             InputError: this bundle has no vision encoder.
             MediaError: it cannot be used.
         """
-        if self._image_params is None:
+        params = self._image_params
+        if params is None:
             raise InputError("this model has no vision encoder: give its mmproj file")
-        return open_picture(source, self._image_params, self._limits)
+        return self._pictures.get(
+            contents_of(source), lambda: open_picture(source, params, self._limits, name)
+        )
 
-    def sound(self, source: AudioSource) -> Sound:
-        """Decode one clip.
+    def sound(self, source: AudioSource, name: str | None = None) -> Sound:
+        """Decode one clip, or remember it by the contents of its file.
+
+        Args:
+            source: the clip.
+            name: what messages call it; None for the source's own name.
 
         Raises:
             InputError: this bundle has no audio encoder.
             MediaError: it cannot be used.
         """
-        if self._mel_params is None:
+        params = self._mel_params
+        if params is None:
             raise InputError("this model has no audio encoder: give its mmproj file")
-        return open_sound(source, self._mel_params, self._limits)
+        return self._sounds.get(
+            contents_of(source), lambda: open_sound(source, params, self._limits, name)
+        )
 
     def _build(
         self,

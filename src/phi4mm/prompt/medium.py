@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,67 +16,91 @@ from phi4mm.media.crops import CropPlan, cut_crops, plan_crops
 from phi4mm.media.image import MAX_PIXELS, ImageSource, image_name, load_image
 from phi4mm.media.mel import log_mel, n_audio_tokens, n_frames
 from phi4mm.media.params import FrameParams, ImageParams, MelParams
+from phi4mm.media.source import is_data_url
 from phi4mm.modelfile.hparams import AudioHParams, VisionHParams
+
+Contents: TypeAlias = bytes | str
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A decoded picture with its crop plan.
+    """A picture that was decoded and planned.
 
     Attributes:
-        image: upright RGB.
+        source: contents of a file that it can be decoded from again; None for anything else.
         plan: grid, canvas and token count.
         params: the constants the plan was made with.
+        digest: hash of the decoded pixels: equal pictures have equal features.
+        pixels: upright RGB; None to decode them again if they are needed.
+        is_kept: whether its embeddings are worth keeping for another prompt.
     """
 
-    image: Image.Image
+    source: Contents | None
     plan: CropPlan
     params: ImageParams
+    digest: str
+    pixels: Image.Image | None = field(compare=False, repr=False)
+    is_kept: bool = field(default=True, compare=False)
 
     @property
     def n_tokens(self) -> int:
         """Soft tokens the picture will fill."""
         return self.plan.n_tokens
 
-    @cached_property
-    def digest(self) -> str:
-        """Hash of the decoded pixels: equal pictures have equal features."""
-        width, height = self.image.size
-        return hashlib.sha256(f"{width}x{height}:".encode() + self.image.tobytes()).hexdigest()
+    @property
+    def image(self) -> Image.Image:
+        """Upright RGB."""
+        if self.pixels is not None:
+            return self.pixels
+        assert self.source is not None
+        return load_image(self.source)
 
     def crops(self) -> npt.NDArray[np.float32]:
         """Pixels ``(1 + rows * cols, 3, crop_size, crop_size)``: global crop first."""
         return cut_crops(self.image, self.plan, self.params)
 
+    def light(self) -> Picture:
+        """The same without its pixels, if they can be had again."""
+        return self if self.source is None else replace(self, pixels=None)
+
 
 @dataclass(frozen=True)
 class Sound:
-    """A decoded clip with its token count.
+    """A clip that was decoded.
 
     Attributes:
-        clip: mono samples at a rate the front end knows.
+        source: contents of a file that it can be decoded from again; None for anything else.
         params: the constants of the front end.
+        n_tokens: soft tokens the clip will fill, 80 ms each.
+        digest: hash of rate and samples.
+        decoded: mono samples at a rate the front end knows; None to decode them again if they are
+            needed.
+        is_kept: whether its embeddings are worth keeping for another prompt.
     """
 
-    clip: Clip
+    source: Contents | None
     params: MelParams
+    n_tokens: int
+    digest: str
+    decoded: Clip | None = field(compare=False, repr=False)
+    is_kept: bool = field(default=True, compare=False)
 
-    @cached_property
-    def n_tokens(self) -> int:
-        """Soft tokens the clip will fill, 80 ms each."""
-        frames = n_frames(len(self.clip.samples), self.clip.rate, self.params)
-        return n_audio_tokens(frames, self.params)
-
-    @cached_property
-    def digest(self) -> str:
-        """Hash of rate and samples."""
-        return hashlib.sha256(
-            f"{self.clip.rate}:".encode() + self.clip.samples.tobytes()
-        ).hexdigest()
+    @property
+    def clip(self) -> Clip:
+        """Mono samples at a rate the front end knows."""
+        if self.decoded is not None:
+            return self.decoded
+        assert self.source is not None
+        return load_audio(self.source, self.params)
 
     def mel(self) -> npt.NDArray[np.float32]:
         """Log-mel features ``(n_frames, n_mels)``."""
-        return log_mel(self.clip.samples, self.clip.rate, self.params)
+        clip = self.clip
+        return log_mel(clip.samples, clip.rate, self.params)
+
+    def light(self) -> Sound:
+        """The same without its samples, if they can be had again."""
+        return self if self.source is None else replace(self, decoded=None)
 
 
 def image_params(hparams: VisionHParams) -> ImageParams:
@@ -128,25 +152,57 @@ NO_LIMITS = MediaLimits()
 
 
 def open_picture(
-    source: ImageSource, params: ImageParams, limits: MediaLimits = NO_LIMITS
+    source: ImageSource,
+    params: ImageParams,
+    limits: MediaLimits = NO_LIMITS,
+    name: str | None = None,
 ) -> Picture:
     """Decode a picture and plan its crops.
+
+    Args:
+        source: the picture.
+        params: the constants of the front end.
+        limits: what it may hold.
+        name: what messages call it; None for the source's own name.
 
     Raises:
         MediaError: it cannot be decoded, or its shape is beyond what the model takes.
     """
-    image = load_image(source, max_pixels=limits.image_pixels)
+    image = load_image(source, max_pixels=limits.image_pixels, name=name)
     try:
         plan = plan_crops(*image.size, params)
     except MediaError as error:
-        raise MediaError(f"{image_name(source)}: {error}") from None
-    return Picture(image, plan, params)
+        raise MediaError(f"{name or image_name(source)}: {error}") from None
+    width, height = image.size
+    digest = hashlib.sha256(f"{width}x{height}:".encode() + image.tobytes()).hexdigest()
+    return Picture(contents_of(source), plan, params, digest, image)
 
 
-def open_sound(source: AudioSource, params: MelParams, limits: MediaLimits = NO_LIMITS) -> Sound:
+def open_sound(
+    source: AudioSource,
+    params: MelParams,
+    limits: MediaLimits = NO_LIMITS,
+    name: str | None = None,
+) -> Sound:
     """Decode a clip.
+
+    Args:
+        source: the clip.
+        params: the constants of the front end.
+        limits: what it may hold.
+        name: what messages call it; None for the source's own name.
 
     Raises:
         MediaError: it cannot be decoded, or it is shorter than one frame.
     """
-    return Sound(load_audio(source, params, max_seconds=limits.audio_seconds), params)
+    clip = load_audio(source, params, max_seconds=limits.audio_seconds, name=name)
+    n_tokens = n_audio_tokens(n_frames(len(clip.samples), clip.rate, params), params)
+    digest = hashlib.sha256(f"{clip.rate}:".encode() + clip.samples.tobytes()).hexdigest()
+    return Sound(contents_of(source), params, n_tokens, digest, clip)
+
+
+def contents_of(source: ImageSource | AudioSource) -> Contents | None:
+    """A source that cannot change: the bytes of a file or a data URL; None for any other."""
+    if isinstance(source, bytes) or (isinstance(source, str) and is_data_url(source)):
+        return source
+    return None

@@ -1,21 +1,25 @@
 """Tool calls read out of a stream of answer text, by a state machine that knows no front end.
 
 The model calls tools as ``functools[{"name": …, "arguments": {…}}]`` or
-``<|tool_call|>[…]<|/tool_call|>`` (docs/model.md, "Tools").  Calls are read with a JSON decoder, so
-brackets, quotes and escapes inside strings are no boundary; what only looks like a call stays text.
+``<|tool_call|>[…]<|/tool_call|>`` (docs/model.md, "Tools").  Brackets, quotes and escapes inside
+strings are no boundary; what only looks like a call stays text.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 # what opens a list of calls -> what may close it, after its last bracket
 _MARKERS = {"functools": "", "<|tool_call|>": "<|/tool_call|>"}
 _BLANKS = " \t\r\n"
-_JSON_SHAPE = re.compile(r'"(?:[^"\\]|\\.)*"|["\[\]{}]', re.DOTALL)
+_STRING = r'"(?:[^"\\]|\\.)*"'
+# a call up to its arguments, as the model was trained to write them
+_CALL_HEAD = re.compile(
+    rf'\{{\s*"name"\s*:\s*(?P<name>{_STRING})\s*,\s*"arguments"\s*:\s*(?=\{{)', re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,28 @@ class TextDelta:
     """Answer text that is no part of a call."""
 
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallStart:
+    """A call of this tool begins."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ArgumentsDelta:
+    """More of the JSON text of an object: the arguments of the call that began last."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnd:
+    """The arguments of the call that began last are complete."""
+
+
+Delta = TextDelta | CallStart | ArgumentsDelta | CallEnd
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +64,6 @@ class ToolCall:
     arguments: str
 
 
-Delta = TextDelta | ToolCall
-
-
 def calls_json(calls: Iterable[ToolCall]) -> str:
     """Calls as the model writes them: a list of objects with a name and arguments."""
     return json.dumps(
@@ -52,8 +75,8 @@ def calls_json(calls: Iterable[ToolCall]) -> str:
 class ToolCallParser:
     """Splits an answer into text and tool calls, however the text is cut into pieces.
 
-    The calls of a list are given out when the list is closed.  A list that is malformed, or cut off
-    at the end of the answer, is given out as the text it is: nothing the model said is lost.
+    A call is given out as it comes, from where its arguments begin.  One that breaks off before,
+    or is malformed there, is given out as the text it is: nothing the model said is lost.
 
     Args:
         accept_bare: also take a JSON object or list for calls if the answer begins with it; for
@@ -62,30 +85,36 @@ class ToolCallParser:
 
     def __init__(self, *, accept_bare: bool = False) -> None:
         self._pending = ""  # received, not yet given out
+        self._deltas: list[Delta] = []
         self._accept_bare = accept_bare
+        # reads what is pending; returns whether to go on without more text
+        self._read: Callable[[bool], bool] = self._read_text
+        self._closing = ""  # what may close the list that is open
+        self._is_list = False
+        self._brackets = _Brackets()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether what came ends within the arguments of a call."""
+        return self._brackets.depth > 0
 
     def push(self, text: str) -> list[Delta]:
         """What this piece of text completes."""
         self._pending += text
-        return list(self._take(is_end=False))
+        return self._take(is_end=False)
 
     def finish(self) -> list[Delta]:
         """What is left when the answer ends."""
-        return list(self._take(is_end=True))
+        return self._take(is_end=True)
 
-    def _take(self, *, is_end: bool) -> Iterator[Delta]:
-        """Give out everything that later text cannot change."""
-        while self._pending:
-            start, marker = self._find_opening(is_end=is_end)
-            if start:
-                yield TextDelta(self._cut(start))
-            if marker is None:
-                return
-            end = _list_end(self._pending, marker, is_end=is_end)
-            if end is None:
-                return
-            text = self._cut(end)
-            yield from _read_calls(text.removeprefix(marker), marker) or [TextDelta(text)]
+    def _take(self, *, is_end: bool) -> list[Delta]:
+        """Everything that later text cannot change."""
+        while self._pending and self._read(is_end):
+            pass
+        if is_end and self._pending.strip(_BLANKS + ","):
+            self._give_text(len(self._pending))
+        deltas, self._deltas = self._deltas, []
+        return deltas
 
     def _cut(self, end: int) -> str:
         """Take the first ``end`` characters out of what is pending."""
@@ -93,11 +122,98 @@ class ToolCallParser:
         self._accept_bare = False
         return text
 
+    def _give_text(self, end: int) -> bool:
+        if end:
+            self._deltas.append(TextDelta(self._cut(end)))
+        self._read = self._read_text
+        return True
+
+    def _read_text(self, is_end: bool) -> bool:
+        start, marker = self._find_opening(is_end=is_end)
+        self._give_text(start)
+        if marker is None:
+            return False
+        at = len(marker) if marker == "functools" else self._skip_blanks(len(marker))
+        if at == len(self._pending):
+            return False
+        if self._pending[at] not in ("[" if marker == "functools" else "[{"):
+            return self._give_text(len(marker))
+        self._closing, self._is_list = _MARKERS.get(marker, ""), self._pending[at] == "["
+        return self._read_call(self._skip_blanks(at + 1) if self._is_list else at)
+
+    def _read_call(self, at: int) -> bool:
+        """The call whose bracket should be at ``at``, up to its arguments."""
+        if at == len(self._pending):
+            return False
+        if self._pending[at] != "{":
+            return self._give_text(at)
+        if (match := _CALL_HEAD.match(self._pending, at)) and (name := _text_of(match["name"])):
+            self._cut(match.end())
+            self._deltas.append(CallStart(name))
+            self._read = self._read_arguments
+            return True
+        end = _Brackets().end(self._pending[at:])
+        if end is None:
+            return False
+        call = _call_of(self._pending[at : at + end])
+        if call is None:
+            return self._give_text(at + end)
+        self._cut(at + end)
+        self._deltas += (CallStart(call.name), ArgumentsDelta(call.arguments), CallEnd())
+        self._read = self._read_separator
+        return True
+
+    def _read_arguments(self, is_end: bool) -> bool:
+        end = self._brackets.end(self._pending)
+        self._deltas.append(ArgumentsDelta(self._cut(len(self._pending) if end is None else end)))
+        if end is not None:
+            self._deltas.append(CallEnd())
+            self._read = self._read_rest
+        return True
+
+    def _read_rest(self, is_end: bool) -> bool:
+        """The call's object behind its arguments."""
+        at = self._skip_blanks(0)
+        if at == len(self._pending):
+            return False
+        if self._pending[at] not in ",}":
+            return self._give_text(0)
+        end = _Brackets(depth=1).end(self._pending)
+        if end is None:
+            return False
+        self._cut(end)
+        self._read = self._read_separator
+        return True
+
+    def _read_separator(self, is_end: bool) -> bool:
+        """What stands behind a call: another one, or the end of the list."""
+        at = self._skip_blanks(0)
+        if not self._is_list:
+            self._read = self._read_closing
+            return True
+        if at == len(self._pending):
+            return False
+        if self._pending[at] == ",":
+            return self._read_call(self._skip_blanks(at + 1))
+        if self._pending[at] != "]":
+            return self._give_text(0)
+        self._cut(at + 1)
+        self._read = self._read_closing
+        return True
+
+    def _read_closing(self, is_end: bool) -> bool:
+        at, closing = self._skip_blanks(0), self._closing
+        if closing and self._pending.startswith(closing, at):
+            self._cut(at + len(closing))
+        elif closing and not is_end and closing.startswith(self._pending[at:]):
+            return False
+        return self._give_text(0)
+
     def _find_opening(self, *, is_end: bool) -> tuple[int, str | None]:
         """Where plain text ends, and the marker that stands there, if there is one."""
         text = self._pending
         if self._accept_bare:
-            start = _skip_blanks(text, 0)
+            start = self._skip_blanks(0)
             if start == len(text) and not is_end:
                 return 0, None
             if text[start : start + 1] in ("[", "{"):
@@ -107,6 +223,38 @@ class ToolCallParser:
             return min(places)
         return len(text) - (0 if is_end else _n_held_back(text)), None
 
+    def _skip_blanks(self, start: int) -> int:
+        return len(self._pending) - len(self._pending[start:].lstrip(_BLANKS))
+
+
+class _Brackets:
+    """Follows the brackets of a JSON value, however it is cut into pieces.
+
+    Attributes:
+        depth: brackets that are open.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        self.depth = depth
+        self._is_string = self._is_escape = False
+
+    def end(self, text: str) -> int | None:
+        """Just after the bracket that closes the first one; None if it is not in this piece."""
+        for place, char in enumerate(text):
+            if self._is_escape:
+                self._is_escape = False
+            elif char == '"':
+                self._is_string = not self._is_string
+            elif self._is_string:
+                self._is_escape = char == "\\"
+            elif char in "[{":
+                self.depth += 1
+            elif char in "]}":
+                self.depth -= 1
+                if self.depth == 0:
+                    return place + 1
+        return None
+
 
 def _n_held_back(text: str) -> int:
     """Length of the longest end of ``text`` that may grow into a marker."""
@@ -115,60 +263,21 @@ def _n_held_back(text: str) -> int:
     return next(ends, 0)
 
 
-def _list_end(text: str, marker: str, *, is_end: bool) -> int | None:
-    """Where the list that ``marker`` opens ends, its closing marker included.
-
-    None while that is not known; the marker's own end if no list follows it.
-    """
-    start = len(marker) if marker == "functools" else _skip_blanks(text, len(marker))
-    if start == len(text):
-        return start if is_end else None
-    if text[start] not in ("[" if marker == "functools" else "[{"):
-        return len(marker)
-    end = _json_end(text, start)
-    if end is None:
-        return len(text) if is_end else None
-    closing, place = _MARKERS.get(marker, ""), _skip_blanks(text, end)
-    if closing and text.startswith(closing, place):
-        return place + len(closing)
-    if closing and not is_end and closing.startswith(text[place:]):
-        return None
-    return end
-
-
-def _json_end(text: str, start: int) -> int | None:
-    """Just after the bracket that closes the one at ``start``; None if it is not there yet."""
-    depth = 0
-    for match in _JSON_SHAPE.finditer(text, start):
-        if match[0] == '"':
-            return None  # a string that has not ended: what follows is inside it
-        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(match[0], 0)
-        if depth == 0:
-            return match.end()
-    return None
-
-
-def _read_calls(text: str, marker: str) -> list[Delta]:
-    """The calls of a closed list; none if it is anything else."""
+def _text_of(string: str) -> str | None:
+    """What a JSON string spells; None if it is malformed."""
     try:
-        value = json.loads(text.removesuffix(_MARKERS.get(marker, "")))
+        return str(json.loads(string))
+    except json.JSONDecodeError:
+        return None
+
+
+def _call_of(text: str) -> ToolCall | None:
+    """The call that a JSON object describes, in whatever order; None if it is anything else."""
+    try:
+        value = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
-        return []
-    calls = value if isinstance(value, list) else [value]
-    if not all(_is_call(call) for call in calls):
-        return []
-    return [
-        ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False)) for call in calls
-    ]
-
-
-def _is_call(value: object) -> bool:
-    return (
-        isinstance(value, dict)
-        and isinstance(value.get("name"), str)
-        and isinstance(value.get("arguments"), dict)
-    )
-
-
-def _skip_blanks(text: str, start: int) -> int:
-    return len(text) - len(text[start:].lstrip(_BLANKS))
+        return None
+    match value:
+        case {"name": str(name), "arguments": dict(arguments)}:
+            return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    return None

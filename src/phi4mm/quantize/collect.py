@@ -1,39 +1,63 @@
-"""Collects the importance matrix of a decoder from text.
+"""Collects the importance matrix of a decoder, from text and from conversations with media.
 
 The text is cut into chunks of a context's length, each computed from an empty cache, and what every
 matrix is multiplied with is squared and added up.  Source: compute_imatrix and collect_imatrix in
 imatrix.cpp of llama.cpp 0c1e570.
+
+A conversation is computed as a request is, with its adapter.  An adapter adds its own product to
+that of a matrix, from the same input, so what the matrix is multiplied with counts like any other
+input of it: quantising a matrix does the same damage to an input whether or not an adapter adds
+something to the result.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from phi4mm.convert.tensorfile import Rows
+from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
+from phi4mm.json_lines import read_utf8
+from phi4mm.modality import Adapter
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.modelfile.part import DecoderPart
 from phi4mm.native.batch import Batch
+from phi4mm.native.device import NO_OFFLOAD, Offload
 from phi4mm.native.library import load
 from phi4mm.native.llama import Context, Model
 from phi4mm.native.params import ContextParams
 from phi4mm.native.product_observer import ProductObserver
+from phi4mm.progress import Advance, Progress, counter
 from phi4mm.prompt.tokenizer import Tokenizer
+from phi4mm.quantize.calibration import Calibration
+from phi4mm.quantize.conversation_run import ConversationRun
 from phi4mm.quantize.cores import n_threads_or_all
 from phi4mm.quantize.imatrix_file import ImportanceMatrix, Sums
 from phi4mm.quantize.source import parts_of
 
-DEFAULT_CHUNK_SIZE = 512
 # Rows computed at once; the logits of each, which nobody reads, take 4 bytes per token id.
 _N_BATCH = 256
 
 Ids = npt.NDArray[np.int32]
-ChunkProgress = Callable[[int, int], None]
-"""Called with the chunks computed so far and their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Collected:
+    """An importance matrix, and where it comes from.
+
+    Attributes:
+        imatrix: the matrix.
+        n_tokens: tokens computed, by the adapter that was in use.
+    """
+
+    imatrix: ImportanceMatrix
+    n_tokens: Mapping[Adapter | None, int]
 
 
 class _Collector:
@@ -60,14 +84,12 @@ class _Collector:
 
 def collect_imatrix(
     path: Path,
-    text_path: Path,
+    calibration: Calibration,
     *,
-    chunk_size: int = DEFAULT_CHUNK_SIZE,
-    max_chunks: int | None = None,
     n_threads: int | None = None,
-    n_gpu_layers: int = 0,
-    progress: ChunkProgress | None = None,
-) -> ImportanceMatrix:
+    offload: Offload = NO_OFFLOAD,
+    progress: Progress | None = None,
+) -> Collected:
     """Compute the importance matrix of a bundle's decoder.
 
     Differs from the reference: the token embedding, which is the output matrix too, has an entry.
@@ -75,74 +97,79 @@ def collect_imatrix(
 
     Args:
         path: the bundle's folder, or its decoder file; F16 or Q8_0 is exact enough.
-        text_path: a text in UTF-8; what special tokens are called stays text.
-        chunk_size: tokens of a chunk; what is left at the end is not used.
-        max_chunks: most chunks to compute; None for all.
+        calibration: what to compute.
         n_threads: threads that compute; None for all cores.
-        n_gpu_layers: layers on a GPU.
-        progress: told about every chunk.
+        offload: what goes to accelerators, and to which.
+        progress: told about every piece.
 
     Raises:
         ModelFileError: the bundle cannot be used.
-        InputError: the text cannot be read or is too short, or a number is out of range.
+        InputError: the text cannot be read or is too short, a medium cannot be used, there is
+            nothing to compute, or a number is out of range.
     """
     threads = n_threads_or_all(n_threads)
+    params = EngineParams(n_threads=threads, offload=offload, encoder_cache_bytes=0)
     with Bundle.open(path) as bundle:
-        _check_range("--ctx-size", chunk_size, 1, bundle.decoder.hparams.n_ctx_train)
-        chunks = _chunks(bundle.decoder, text_path, chunk_size, max_chunks)
+        chunks = _chunks(bundle.decoder, calibration)
+        run = ConversationRun(bundle, params, _N_BATCH)
+        planned = run.plan(calibration.conversations)
+        n_tokens: Counter[Adapter | None] = Counter({None: chunks.size} if chunks.size else {})
+        for item in planned:
+            n_tokens[item.adapter] += item.n_tokens
+        if not n_tokens:
+            raise InputError("nothing to compute: give a text, or conversations")
         collector = _Collector()
         names = frozenset(next(parts_of(bundle)).matrices)
         observer = ProductObserver(load(), names, collector.add)
-        with Model(bundle.decoder.path, n_gpu_layers=n_gpu_layers) as model:
-            _compute(model, observer, chunks, threads, progress)
-    return ImportanceMatrix(collector.sums(), (text_path.name,), len(chunks), chunk_size)
+        advance = counter(n_tokens.total(), progress)
+        with Model(bundle.decoder.path, offload=offload) as model:
+            _compute_text(model, observer, chunks, threads, advance)
+            run.compute(model, observer, planned, advance)
+    n_chunks = len(chunks) + len(planned)
+    imatrix = ImportanceMatrix(
+        collector.sums(), calibration.datasets, n_chunks, calibration.chunk_size
+    )
+    return Collected(imatrix, n_tokens)
 
 
-def _compute(
-    model: Model,
-    observer: ProductObserver,
-    chunks: Ids,
-    n_threads: int,
-    progress: ChunkProgress | None,
+def _compute_text(
+    model: Model, observer: ProductObserver, chunks: Ids, n_threads: int, advance: Advance
 ) -> None:
-    """Compute every chunk from an empty cache."""
-    n_chunks, chunk_size = chunks.shape
+    """Compute every chunk from an empty cache, without an adapter."""
+    if not len(chunks):
+        return
+    chunk_size = chunks.shape[1]
     n_batch = min(_N_BATCH, chunk_size)
     params = ContextParams(
         chunk_size, n_threads, n_threads, n_batch=n_batch, n_ubatch=n_batch, n_outputs_max=n_batch
     )
     with Context(model, params, observer=observer) as context:
-        for done, chunk in enumerate(chunks, start=1):
+        for chunk in chunks:
             context.kv_remove(0)
             for start in range(0, chunk_size, n_batch):
                 # without logits of a row, the last layer's feed-forward part leaves it out
                 inputs = chunk[start : start + n_batch]
                 context.decode(Batch.of_sequence(inputs, start=start, logits="all"))
                 observer.raise_failure()
-            if progress is not None:
-                progress(done, n_chunks)
+                advance(len(inputs))
 
 
-def _chunks(decoder: DecoderPart, path: Path, size: int, max_chunks: int | None) -> Ids:
-    """The text's token ids, (n_chunks, size)."""
+def _chunks(decoder: DecoderPart, calibration: Calibration) -> Ids:
+    """The text's token ids, (n_chunks, chunk size); no chunk where there is no text."""
+    size, max_chunks = calibration.chunk_size, calibration.max_chunks
+    _check_range("--ctx-size", size, 1, decoder.hparams.n_ctx_train)
     if max_chunks is not None:
         _check_range("--chunks", max_chunks, 1, 1 << 30)
-    ids = Tokenizer(decoder.file.metadata).encode(_read(path))
+    if calibration.text is None:
+        return np.empty((0, size), np.int32)
+    ids = Tokenizer(decoder.file.metadata).encode(read_utf8(calibration.text))
     n_chunks = len(ids) // size
     if n_chunks == 0:
         raise InputError(
-            f"{path}: has {len(ids)} tokens, a chunk takes {size}: give more text, or a smaller -c"
+            f"{calibration.text}: has {len(ids)} tokens, a chunk takes {size}: give more text, or "
+            "a smaller -c"
         )
     return np.array(ids[: n_chunks * size], np.int32).reshape(n_chunks, size)[:max_chunks]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
 def _check_range(flag: str, value: int, low: int, high: int) -> None:

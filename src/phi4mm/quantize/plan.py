@@ -199,6 +199,13 @@ def _fit_notes(part: SourcePart, stored: Mapping[str, StoredAs]) -> list[str]:
     ]
 
 
+def heeds_importance(bundle: Bundle, recipe: Recipe) -> bool:
+    """Whether an importance matrix changes what a recipe makes of a decoder."""
+    decoder = next(parts_of(bundle))
+    types = wanted_types(recipe, decoder.matrices, has_importance=True)
+    return not all(ggml_type in _INDIFFERENT for ggml_type in types.values())
+
+
 def _imatrix_metadata(imatrix: ImportanceMatrix, path: Path) -> WritableMetadata:
     return {
         IMATRIX_FILE: path.name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -100,9 +100,14 @@ def report_part(planned: PlannedPart) -> PartReport:
         title=planned.source.title,
         n_bytes=planned.path.stat().st_size,
         groups=tuple(_report_group(planned, name, group) for name, group in groups.items()),
-        bits_per_weight=8 * sum(info.n_bytes for info in infos) / _n_weights(infos),
+        bits_per_weight=bits_per_weight(infos),
         is_copy=planned.output is None,
     )
+
+
+def bits_per_weight(infos: Collection[TensorInfo]) -> float:
+    """Bits of tensors in their file per weight, columns of padding included."""
+    return 8 * sum(info.n_bytes for info in infos) / _n_weights(infos)
 
 
 def group_of(name: str) -> str:

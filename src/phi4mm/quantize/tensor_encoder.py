@@ -42,21 +42,11 @@ class TensorEncoder:
         Raises:
             NotFinite: a weight is no finite number, or none that the type can hold.
         """
-        if ggml_type in _FLOATS:
-            encoded = encode_rows(rows, ggml_type).reshape(len(rows), -1)
-        else:
-            encoded = self._quantise(rows, ggml_type)
+        flat = encode_as(self._library, rows, ggml_type, self._importance)
+        encoded = flat.reshape(len(rows), -1)
         if ggml_type is not GGMLType.F32:
             self._losses.append(self._loss(rows, encoded, ggml_type))
-        return encoded.reshape(-1)
-
-    def _quantise(self, rows: Rows, ggml_type: GGMLType) -> Bytes:
-        if not np.isfinite(rows).all():
-            raise NotFinite("holds NaN or infinity")
-        encoded = quantise_rows(self._library, rows, ggml_type, self._importance)
-        if not are_valid(self._library, encoded, ggml_type):
-            raise NotFinite(f"cannot be {ggml_type.name}: a block's scale is no finite number")
-        return encoded
+        return flat
 
     def _loss(self, rows: Rows, encoded: Bytes, ggml_type: GGMLType) -> Loss:
         difference = dequantise_rows(self._library, encoded, ggml_type) - rows
@@ -65,6 +55,30 @@ class TensorEncoder:
             return Loss(errors.sum(), values.sum())
         weights = self._importance.astype(np.float64)
         return Loss(errors.sum(), values.sum(), float(weights @ errors), float(weights @ values))
+
+
+def encode_as(
+    library: Library, rows: Rows, ggml_type: GGMLType, importance: Rows | None = None
+) -> Bytes:
+    """The bytes of rows in any type, (n_bytes,).
+
+    Args:
+        library: the native library.
+        rows: (n_rows, n_cols).
+        ggml_type: the type.
+        importance: (n_cols,), what each column counts; None where all count alike.
+
+    Raises:
+        NotFinite: a weight is no finite number, or none that the type can hold.
+    """
+    if ggml_type in _FLOATS:
+        return encode_rows(rows, ggml_type)
+    if not np.isfinite(rows).all():
+        raise NotFinite("holds NaN or infinity")
+    encoded = quantise_rows(library, rows, ggml_type, importance)
+    if not are_valid(library, encoded, ggml_type):
+        raise NotFinite(f"cannot be {ggml_type.name}: a block's scale is no finite number")
+    return encoded.reshape(-1)
 
 
 def _column_squares(rows: Rows) -> npt.NDArray[np.float64]:

@@ -41,7 +41,7 @@ ROUTES = (
     Route("/metrics", inspection.metrics),
     Route("/openapi.json", openapi),
 )
-_ERRORS = (
+ERRORS = (
     ApiError, Phi4MMError, ValidationError, HTTPException, ClientDisconnect, Exception
 )  # fmt: skip
 
@@ -76,7 +76,7 @@ def make_app(service: Service) -> Starlette:
     app = Starlette(
         routes=list(ROUTES),
         middleware=middleware,
-        exception_handlers=dict.fromkeys(_ERRORS, respond),
+        exception_handlers=dict.fromkeys(ERRORS, respond),
         lifespan=lifespan,
     )
     app.state.service = service

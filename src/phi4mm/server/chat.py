@@ -34,13 +34,12 @@ async def chat_completions(request: Request) -> Response:
     def make_prompt() -> Prompt:
         return service.prompts.chat(messages_of(body, service.load_media, service.settings.limits))
 
-    def parser() -> ToolCallParser | None:
-        return ToolCallParser(accept_bare=must_call(body)) if tools else None
+    def choice() -> Choice:
+        parser = ToolCallParser(accept_bare=must_call(body)) if tools else None
+        return Choice(service.tokenizer, parser, is_single=body.parallel_tool_calls is False)
 
-    job = await service.submit(make_prompt, sampling, body.n_choices)
-    writer = ChatWriter(
-        service, body, [Choice(service.tokenizer, parser()) for _ in range(body.n_choices)]
-    )
+    job = await service.submit([make_prompt], sampling, body.n_choices)
+    writer = ChatWriter(service, body, [choice() for _ in range(body.n_choices)])
     if body.stream:
         return EventStream(service, job, writer.chunks(job))
     with service.limited(job):
@@ -71,8 +70,7 @@ class ChatWriter:
     async def completion(self, job: Job) -> Json:
         """The whole answer at once."""
         async for index, event in self._service.events(job):
-            self._choices[index].push(event)
-            self._last[index] = event
+            self._take(job, index, event)
         return {
             **self._head,
             "object": "chat.completion",
@@ -98,18 +96,27 @@ class ChatWriter:
             yield self._chunk(index, {"role": "assistant", "content": ""})
         async for index, event in self._service.events(job):
             choice = self._choices[index]
-            deltas = choice.push(event)
+            deltas = self._take(job, index, event)
             logprobs = [chat_logprob(e, self._service.tokenizer) for e in event.logprobs]
             for delta in deltas or ([{"content": ""}] if logprobs else []):
                 yield self._chunk(index, delta, logprobs=logprobs)
                 logprobs = []
-            self._last[index] = event
             if choice.finish_reason is not None:
                 is_last = all(c.finish_reason is not None for c in self._choices)
                 timings = {"timings": timings_json(event)} if is_last else {}
                 yield {**self._chunk(index, {}, choice.finish_reason), **timings}
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             yield {**self._head, "object": _CHUNK, "choices": [], **self._ending()}
+
+    def _take(self, job: Job, index: int, event: Event) -> list[Json]:
+        """The deltas of an event.  An answer that is over before the model ended it is dropped."""
+        choice = self._choices[index]
+        deltas = choice.push(event)
+        self._last[index] = event
+        if choice.finish_reason is not None and event.finish_reason is None:
+            job.drop(index)
+            self._service.metrics.count_answer(event)
+        return deltas
 
     def _chunk(
         self,
@@ -128,7 +135,7 @@ class ChatWriter:
 
     def _ending(self) -> Json:
         last = [self._last[i] for i in range(len(self._choices))]
-        return {"usage": usage_json(last), "timings": timings_json(last[0])}
+        return {"usage": usage_json(last, len(last)), "timings": timings_json(last[0])}
 
 
 _CHUNK = "chat.completion.chunk"

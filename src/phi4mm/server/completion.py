@@ -30,10 +30,9 @@ async def completions(request: Request) -> Response:
     service.require_model(body.model)
     sampling = sampling_of(body)
     prompts = _prompts(body.prompt)
-    if len(prompts) > 1:
-        raise InputError(f"prompt holds {len(prompts)} prompts: send one at a time")
-    job = await service.submit(partial(_make_prompt, service, prompts[0]), sampling, body.n_choices)
-    writer = CompletionWriter(service, body)
+    makers = [partial(_make_prompt, service, prompt) for prompt in prompts]
+    job = await service.submit(makers, sampling, body.n_choices)
+    writer = CompletionWriter(service, body, len(prompts))
     if body.stream:
         return EventStream(service, job, writer.chunks(job))
     with service.limited(job):
@@ -92,12 +91,18 @@ class _Logprobs:
 
 
 class CompletionWriter:
-    """Puts an answer's events into the completion API's words."""
+    """Puts the events of answers into the completion API's words.
 
-    def __init__(self, service: Service, body: wire.CompletionRequest) -> None:
+    Args:
+        service: counts events.
+        body: what was asked.
+        n_prompts: how many prompts it holds; the answers to one follow those to the one before.
+    """
+
+    def __init__(self, service: Service, body: wire.CompletionRequest, n_prompts: int) -> None:
         self._service = service
         self._body = body
-        self._texts = [""] * body.n_choices
+        self._texts = [""] * (n_prompts * body.n_choices)
         self._last: dict[int, Event] = {}
         self._head = {
             "id": f"cmpl-{uuid.uuid4().hex}",
@@ -142,4 +147,4 @@ class CompletionWriter:
         }
 
     def _usage(self) -> Json:
-        return usage_json([self._last[i] for i in range(len(self._texts))])
+        return usage_json([self._last[i] for i in range(len(self._texts))], self._body.n_choices)

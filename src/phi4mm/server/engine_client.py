@@ -1,120 +1,67 @@
-"""The server's side of the engine child: starts it, talks to it, replaces it when it dies."""
+"""The engine as the server sees it: answers on their way, and a new child when one has died."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import multiprocessing
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from itertools import count
-from multiprocessing.connection import Connection
-from queue import SimpleQueue
 from threading import Thread
-from typing import Literal
+from typing import Literal, Protocol
 
 from phi4mm.engine.event import Event
 from phi4mm.engine.parameters import EngineParams, SamplingParams
 from phi4mm.engine.slot_pool import SlotView
-from phi4mm.errors import Cancelled, Overloaded, Phi4MMError
+from phi4mm.errors import Cancelled, InputError, Overloaded, Phi4MMError
 from phi4mm.prompt.chunk import Prompt
-from phi4mm.server.engine_child import run_child
+from phi4mm.server.engine_process import EngineChild
 from phi4mm.server.error import EngineUnavailable
-from phi4mm.server.protocol import Cancel, Command, Progress, Ready, Refused, Report, Stop, Submit
+from phi4mm.server.protocol import (
+    Cancel,
+    Failed,
+    Logged,
+    Progress,
+    Ready,
+    Refused,
+    Report,
+    Submit,
+)
 from phi4mm.server.settings import BundlePaths
 
 _log = logging.getLogger(__name__)
 
 State = Literal["loading", "ok", "closed"]
 _LONGEST_PAUSE_S = 30.0
-_STOP_S = 5.0
 
 
-class EngineChild:
-    """One child process, and two threads that move messages.
+class Cancellable(Protocol):
+    """Something that is going on for a request."""
 
-    Args:
-        paths: the bundle.
-        params: of its engine.
-    """
-
-    def __init__(self, paths: BundlePaths, params: EngineParams) -> None:
-        # "spawn": a forked copy would share threads' locks and the native library's state
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=run_child, args=(theirs, paths, params), name="phi4mm-engine", daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self._outbox: SimpleQueue[Command | None] = SimpleQueue()
-        self._threads: list[Thread] = []
-
-    def listen(self, deliver: Callable[[Report | None], None]) -> None:
-        """Begin to move messages.
-
-        Args:
-            deliver: takes what the child reports, and None once it has died; called from a thread.
-        """
-        self._threads = [
-            Thread(target=_read, args=(self._pipe, deliver), daemon=True),
-            Thread(target=_write, args=(self._pipe, self._outbox), daemon=True),
-        ]
-        for thread in self._threads:
-            thread.start()
-
-    @property
-    def pid(self) -> int:
-        """Of the process."""
-        assert self._process.pid is not None
-        return self._process.pid
-
-    def send(self, command: Command) -> None:
-        """Say something; does not wait."""
-        self._outbox.put(command)
-
-    def stop(self) -> None:
-        """End the process, by force if it does not; waits until it has ended."""
-        self._outbox.put(Stop())
-        self._process.join(_STOP_S)
-        if self._process.is_alive():
-            self._process.kill()
-        self.release()
-
-    def release(self) -> None:
-        """Free what belongs to a process that has ended."""
-        self._outbox.put(None)
-        self._process.join()
-        for thread in self._threads:
-            thread.join()
-        self._pipe.close()
-        self._process.close()
-
-
-def _read(pipe: Connection, deliver: Callable[[Report | None], None]) -> None:
-    try:
-        while True:
-            deliver(pipe.recv())
-    except (EOFError, OSError):
-        deliver(None)
-
-
-def _write(pipe: Connection, outbox: SimpleQueue[Command | None]) -> None:
-    while (command := outbox.get()) is not None:
-        try:
-            pipe.send(command)
-        except OSError:
-            return  # it has died; the reader tells
+    def cancel(self, reason: Phi4MMError | None = None) -> None:
+        """Stop it, and free what it holds; again, or after its end, this does nothing."""
 
 
 class Job:
-    """Answers to one prompt, on their way."""
+    """Answers to prompts of one request, on their way.
 
-    def __init__(self, ids: tuple[int, ...], cancel: Callable[[Job], None]) -> None:
+    Args:
+        ids: of the answers, in order.
+        cancel: takes answers away from the engine.
+        at_end: frees what the request holds; may be called again.
+    """
+
+    def __init__(
+        self,
+        ids: tuple[int, ...],
+        cancel: Callable[[Iterable[int]], None],
+        at_end: Callable[[], None],
+    ) -> None:
         self.ids = ids
         self._cancel = cancel
+        self._at_end = at_end
+        self._unfinished = set(ids)
         self._queue: asyncio.Queue[tuple[int, Event] | Phi4MMError] = asyncio.Queue()
 
     async def events(self) -> AsyncIterator[tuple[int, Event]]:
@@ -124,23 +71,36 @@ class Job:
             Cancelled: the job was cancelled.
             EngineUnavailable: the engine died.
         """
-        n_left = len(self.ids)
-        while n_left:
+        while self._unfinished:
             item = await self._queue.get()
             if isinstance(item, Exception):
                 raise item
             id_, event = item
-            n_left -= event.finish_reason is not None
+            if id_ not in self._unfinished:
+                continue
+            if event.finish_reason is not None:
+                self._unfinished.remove(id_)
             yield id_ - self.ids[0], event
 
     def put(self, item: tuple[int, Event] | Phi4MMError) -> None:
         """Add what ``events`` gives or raises next."""
         self._queue.put_nowait(item)
 
+    def drop(self, index: int) -> None:
+        """End one of the answers: what came of it is enough."""
+        id_ = self.ids[index]
+        self._unfinished.discard(id_)
+        self._cancel([id_])
+
     def cancel(self, reason: Phi4MMError | None = None) -> None:
-        """Stop answering; ``events`` raises the reason.  After the end it does nothing."""
-        self._cancel(self)
+        """Stop answering; ``events`` raises the reason.  Every job ends with this call."""
+        self._cancel(self.ids)
+        self._at_end()
         self.put(reason or Cancelled("the client has gone"))
+
+
+def _do_nothing() -> None:
+    pass
 
 
 class EngineClient:
@@ -154,6 +114,7 @@ class EngineClient:
         state: "loading" until a child is ready, also after one has died.
         progress: the last one reported.
         n_restarts: how often a child was replaced.
+        on_ready: called each time a child has loaded the model.
     """
 
     def __init__(self, paths: BundlePaths, params: EngineParams) -> None:
@@ -161,14 +122,15 @@ class EngineClient:
         self._n_most = params.n_slots + params.max_waiting
         # This side counts, before a prompt is built.
         self._params = replace(params, max_waiting=self._n_most)
-        self._ids = count()
+        self._n_ids = 0
         self._jobs: dict[int, Job] = {}
-        self._n_planned = 0
+        self._n_places = 0
         self._child: EngineChild | None = None
         self._pause_s = 0.0
         self.state: State = "loading"
         self.progress = Progress((), (), 0)
         self.n_restarts = 0
+        self.on_ready: Callable[[], None] = _do_nothing
 
     def start(self) -> None:
         """Start the first child; ``state`` tells when it is ready."""
@@ -188,41 +150,61 @@ class EngineClient:
     @property
     def n_in_flight(self) -> int:
         """Answers that are prepared, wait, or are generated."""
-        return len(self._jobs) + self._n_planned
+        return self._n_places
 
     @contextmanager
-    def planning(self, n_answers: int) -> Iterator[None]:
-        """Keep places for answers while their prompt is made.
+    def places(self, n_answers: int) -> Iterator[None]:
+        """Keep places for answers, from the making of their prompts to their end.
 
         Raises:
             EngineUnavailable: no child is ready.
-            Overloaded: there are no places left.
+            InputError: there never are so many places.
+            Overloaded: there are not so many now.
         """
-        if self.state != "ok":
-            raise EngineUnavailable("the model is loading: try again later")
-        if self.n_in_flight + n_answers > self._n_most:
+        self._require_ready()
+        if n_answers > self._n_most:
+            raise InputError(
+                f"the request wants {n_answers} answers: the server takes {self._n_most} at a time"
+            )
+        if self._n_places + n_answers > self._n_most:
             raise Overloaded(
-                f"{self.n_in_flight} answers are running or waiting, the server takes "
+                f"{self._n_places} answers are running or waiting, the server takes "
                 f"{self._n_most}: try again later"
             )
-        self._n_planned += n_answers
+        self._n_places += n_answers
         try:
             yield
         finally:
-            self._n_planned -= n_answers
+            self._n_places -= n_answers
 
-    def submit(self, prompt: Prompt, samplings: tuple[SamplingParams, ...]) -> Job:
-        """Have a prompt answered once for each of the settings.
+    def submit(
+        self,
+        prompts: Sequence[Prompt],
+        samplings: tuple[SamplingParams, ...],
+        at_end: Callable[[], None],
+    ) -> Job:
+        """Have prompts answered.
+
+        Args:
+            prompts: of one request.
+            samplings: each prompt is answered once for each of them.
+            at_end: frees what the request holds, such as its places.
 
         Raises:
             EngineUnavailable: no child is ready.
         """
+        child, n = self._require_ready(), len(samplings)
+        first, self._n_ids = self._n_ids, self._n_ids + n * len(prompts)
+        job = Job(tuple(range(first, self._n_ids)), self._cancel, at_end)
+        self._jobs |= dict.fromkeys(job.ids, job)
+        for i, prompt in enumerate(prompts):
+            child.send(Submit(job.ids[i * n : (i + 1) * n], prompt, samplings))
+        return job
+
+    def _require_ready(self) -> EngineChild:
         if self.state != "ok" or self._child is None:
             raise EngineUnavailable("the model is loading: try again later")
-        job = Job(tuple(next(self._ids) for _ in samplings), self._cancel)
-        self._jobs |= dict.fromkeys(job.ids, job)
-        self._child.send(Submit(job.ids, prompt, samplings))
-        return job
+        return self._child
 
     async def close(self) -> None:
         """Stop the child."""
@@ -231,8 +213,8 @@ class EngineClient:
             await asyncio.to_thread(self._child.stop)
             self._child = None
 
-    def _cancel(self, job: Job) -> None:
-        ids = tuple(id_ for id_ in job.ids if self._jobs.pop(id_, None) is not None)
+    def _cancel(self, answers: Iterable[int]) -> None:
+        ids = tuple(id_ for id_ in answers if self._jobs.pop(id_, None) is not None)
         if ids and self._child is not None:
             self._child.send(Cancel(ids))
 
@@ -255,6 +237,11 @@ class EngineClient:
             self._bury(child)
         elif isinstance(report, Ready):
             self.state, self._pause_s = "ok", 0.0
+            self.on_ready()
+        elif isinstance(report, Logged):
+            logging.getLogger(report.logger).log(report.level, "%s", report.message)
+        elif isinstance(report, Failed):
+            _log.error("the engine failed\n%s", report.traceback.rstrip())
         elif isinstance(report, Refused):
             if (job := self._jobs.pop(report.id, None)) is not None:
                 job.cancel(report.error)
@@ -275,7 +262,7 @@ class EngineClient:
         """The child has died: fail what it worked on, and start another one."""
         if self.state == "closed":
             return
-        _log.error("the engine process %d died; starting another one", child.pid)
+        _log.error("the engine process %d %s; starting another one", child.pid, child.end)
         self.state, self._child = "loading", None
         self.progress = Progress((), (), 0)
         self.n_restarts += 1

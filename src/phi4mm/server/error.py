@@ -18,6 +18,7 @@ from phi4mm.errors import (
     Overloaded,
     Phi4MMError,
     PromptTooLong,
+    SettingError,
 )
 
 
@@ -66,7 +67,7 @@ _TABLE: tuple[tuple[type[Phi4MMError], _Row], ...] = (
 # pydantic names the type it tried among the fields that lead to a fault
 _TYPE_NAME = re.compile(r"\[|^(str|int)$")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
-_RETRY_AFTER_S = "5"
+RETRY_AFTER_S = "5"
 
 
 def status_and_body(error: Exception) -> tuple[int, dict[str, Any]]:
@@ -84,6 +85,7 @@ def status_and_body(error: Exception) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, Phi4MMError):
         row = next(row for kind, row in _TABLE if isinstance(error, kind))
         message = str(error)
+        param = error.name if isinstance(error, SettingError) else None
     else:
         row, message = _Row(500, "server_error"), "internal error; the server's log has more"
     body = {"message": message, "type": row.type, "param": param, "code": row.code}
@@ -112,7 +114,7 @@ async def respond(request: Request, error: Exception) -> Response:
     status, body = status_and_body(error)
     headers = dict(getattr(error, "headers", None) or {})
     if status in (429, 503):
-        headers["Retry-After"] = _RETRY_AFTER_S
+        headers["Retry-After"] = RETRY_AFTER_S
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse(body, status, headers)

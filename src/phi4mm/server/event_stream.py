@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from phi4mm.errors import Cancelled
 from phi4mm.server.choice import Json
-from phi4mm.server.engine_client import Job
+from phi4mm.server.engine_client import Cancellable
 from phi4mm.server.error import status_and_body
 from phi4mm.server.service import Service, cancelled_on_disconnect
 
@@ -42,7 +42,7 @@ class EventStream(Response):
     def __init__(
         self,
         service: Service,
-        job: Job,
+        job: Cancellable,
         pieces: AsyncIterator[Json],
         end: str | None = "[DONE]",
     ) -> None:

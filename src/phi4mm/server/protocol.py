@@ -58,4 +58,20 @@ class Refused:
     error: InputError | Overloaded
 
 
-Report = Ready | Progress | Refused
+@dataclass(frozen=True, slots=True)
+class Logged:
+    """A line for the log; ``level`` is one of ``logging``'s."""
+
+    logger: str
+    level: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """What the process raises and ends with, as Python prints it."""
+
+    traceback: str
+
+
+Report = Ready | Progress | Refused | Logged | Failed

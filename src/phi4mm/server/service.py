@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 from starlette.requests import Request
 from starlette.types import Receive
@@ -18,10 +18,11 @@ from phi4mm.engine.event import Event
 from phi4mm.engine.grammar import SchemaCompiler
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.errors import InputError
+from phi4mm.media.audio import AudioStream, read_audio
 from phi4mm.prompt.chunk import Prompt, PromptBuilder
-from phi4mm.prompt.medium import MediaLimits, Picture, Sound
+from phi4mm.prompt.medium import MediaLimits, mel_params
 from phi4mm.prompt.tokenizer import Tokenizer
-from phi4mm.server.engine_client import EngineClient, Job
+from phi4mm.server.engine_client import Cancellable, EngineClient, Job
 from phi4mm.server.error import ApiError, TimedOut
 from phi4mm.server.media_url import Kind, load_media
 from phi4mm.server.metrics import Metrics
@@ -91,35 +92,52 @@ class Service:
         """The bytes behind a media URL; for the thread pool."""
         return load_media(url, kind, self.settings.media)
 
+    def read_audio(self, stream: BinaryIO, name: str) -> AbstractContextManager[AudioStream]:
+        """Sound of any length from an open file, decoded as it is read; for a thread.
+
+        Raises:
+            InputError: this bundle has no audio encoder.
+        """
+        if self.bundle.audio is None:
+            raise InputError("this model has no audio encoder: the server needs its mmproj file")
+        return read_audio(stream, name, mel_params(self.bundle.audio))
+
     async def plan_with(self, make: Callable[[], Made]) -> Made:
         """Run what takes a while, such as decoding media, beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, make)
 
     async def submit(
-        self, make_prompt: Callable[[], Prompt], sampling: SamplingParams, n: int
+        self, makers: Sequence[Callable[[], Prompt]], sampling: SamplingParams, n: int
     ) -> Job:
-        """Make a prompt and have it answered ``n`` times.
+        """Make the prompts of a request, and have each of them answered ``n`` times.
 
         Raises:
-            InputError: the prompt cannot be made, does not fit, or ``n`` is beyond the limit.
+            InputError: a prompt cannot be made, does not fit, or ``n`` is beyond the limit.
             Overloaded: too many requests are waiting.
             EngineUnavailable: the engine is loading.
         """
         if n > self.settings.limits.n_choices:
             raise InputError(f"n is {n}: the limit is {self.settings.limits.n_choices}")
         self._require_vocabulary(sampling)
-        with self.engine.planning(n):
-            prompt = await self.plan_with(partial(self._checked, make_prompt, sampling))
-        return self.engine.submit(prompt, _samplings(sampling, n))
+        with ExitStack() as stack:
+            stack.enter_context(self.engine.places(n * len(makers)))
+            prompts = await self.plan_with(partial(self._make_all, makers, sampling))
+            return self.engine.submit(prompts, _samplings(sampling, n), stack.pop_all().close)
 
-    def _checked(self, make_prompt: Callable[[], Prompt], sampling: SamplingParams) -> Prompt:
+    def _make_all(
+        self, makers: Sequence[Callable[[], Prompt]], sampling: SamplingParams
+    ) -> list[Prompt]:
         if sampling.json_schema is not None:
             self._schemas.compile(sampling.json_schema)
-        prompt = make_prompt()
+        return [self.fitting(make()) for make in makers]
+
+    def fitting(self, prompt: Prompt) -> Prompt:
+        """The prompt.
+
+        Raises:
+            PromptTooLong: it does not fit the context.
+        """
         self.plan.require_fit(prompt.n_tokens)
-        for chunk in prompt.chunks:
-            if isinstance(chunk, Picture | Sound):
-                _ = chunk.digest  # hashed here, and sent along
         return prompt
 
     def _require_vocabulary(self, sampling: SamplingParams) -> None:
@@ -136,7 +154,7 @@ class Service:
             yield index, event
 
     @contextmanager
-    def limited(self, job: Job) -> Iterator[None]:
+    def limited(self, job: Cancellable) -> Iterator[None]:
         """Cancel a job that takes longer than a request may, and whatever is left at the end."""
         seconds = self.settings.limits.request_s
         reason = TimedOut(f"the answer took longer than the limit of {seconds:g} s")
@@ -165,7 +183,7 @@ async def read_body(request: Request, model: type[Body]) -> Body:
 
 
 @asynccontextmanager
-async def cancelled_on_disconnect(receive: Receive, job: Job) -> AsyncIterator[None]:
+async def cancelled_on_disconnect(receive: Receive, job: Cancellable) -> AsyncIterator[None]:
     """Cancel a job when its client goes away."""
 
     async def watch() -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 
 from phi4mm.engine.parameters import SamplingParams
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, SettingError
 from phi4mm.prompt.message import AudioPart, ImagePart, Message, Part, TextPart
 from phi4mm.prompt.tool_call import ToolCall
 from phi4mm.server import wire
@@ -136,14 +136,19 @@ def sampling_of(request: wire.ChatRequest | wire.CompletionRequest) -> SamplingP
         InputError: one is out of range; it is named.
     """
     given = {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
-    stop = request.stop or ()
-    return SamplingParams(
-        **given,
-        stop=(stop,) if isinstance(stop, str) else tuple(stop),
-        logit_bias=tuple(_bias(*item) for item in (request.logit_bias or {}).items()),
-        max_tokens=_max_tokens(request),
-        top_logprobs=_top_logprobs(request),
-    )
+    stop, (limit_name, max_tokens) = request.stop or (), _max_tokens(request)
+    try:
+        return SamplingParams(
+            **given,
+            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            logit_bias=tuple(_bias(*item) for item in (request.logit_bias or {}).items()),
+            max_tokens=max_tokens,
+            top_logprobs=_top_logprobs(request),
+        )
+    except SettingError as error:
+        if error.name != "max_tokens":
+            raise
+        raise SettingError(limit_name, error.problem) from None
 
 
 _SAME_NAMES = (
@@ -158,10 +163,11 @@ def _bias(token_id: str, bias: float) -> tuple[int, float]:
     return int(token_id), bias
 
 
-def _max_tokens(request: wire.ChatRequest | wire.CompletionRequest) -> int | None:
+def _max_tokens(request: wire.ChatRequest | wire.CompletionRequest) -> tuple[str, int | None]:
+    """(field, limit): the newer field counts where both are given."""
     if isinstance(request, wire.ChatRequest) and request.max_completion_tokens is not None:
-        return request.max_completion_tokens
-    return request.max_tokens
+        return "max_completion_tokens", request.max_completion_tokens
+    return "max_tokens", request.max_tokens
 
 
 def _top_logprobs(request: wire.ChatRequest | wire.CompletionRequest) -> int | None:

@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from phi4mm.errors import InputError
+from phi4mm.errors import SettingError
 from phi4mm.media.audio import AudioStream, Samples
-from phi4mm.transcribe.level import FRAME_S, NO_LEVELS, LevelMeter, Levels
+from phi4mm.transcribe.level import FRAME_S, LevelMeter, Levels
 from phi4mm.transcribe.speech import MIN_PAUSE_S, Run, find_speech
 
 MAX_HEARD_S = 40.0
@@ -45,12 +45,19 @@ class PieceParams:
     max_s: float = 30.0
     long_pause_s: float = 1.0
 
+    @property
+    def max_heard_s(self) -> float:
+        """Longest sound of a piece: some of what is around its speech is heard too."""
+        return self.max_s + 2 * _HALF_OVERLAP * FRAME_S
+
     def __post_init__(self) -> None:
         longest = MAX_HEARD_S - 2
         if not 2 <= self.max_s <= longest:
-            raise InputError(f"longest piece of {self.max_s} s: must be 2..{longest:g}")
+            raise SettingError("max_s", f"is {self.max_s}: it must be from 2 to {longest:g} s")
         if not self.long_pause_s >= MIN_PAUSE_S:
-            raise InputError(f"long pause of {self.long_pause_s} s: must be at least {MIN_PAUSE_S}")
+            raise SettingError(
+                "long_pause_s", f"is {self.long_pause_s}: it must be at least {MIN_PAUSE_S} s"
+            )
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -145,7 +152,7 @@ class _Window:
         self._hop = round(audio.rate * FRAME_S)
         self._samples = np.empty(0, np.float32)
         self._first_sample = 0
-        self._levels: Levels = NO_LEVELS
+        self._levels = self._meter.nothing()
         self._first_level = 0
         self._previous_end = -2 * _PAD  # nothing is said before the beginning
         self.is_at_end = False

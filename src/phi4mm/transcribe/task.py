@@ -40,15 +40,25 @@ class Task:
 TRANSCRIBE = Task("transcribe", "Transcribe the audio clip into text.")
 
 
+def language_name(language: str) -> str | None:
+    """The English name of a language given by code or name; None if the model does not know it."""
+    wanted = language.strip().casefold()
+    found = (name for code, name in LANGUAGES.items() if wanted in (code, name.casefold()))
+    return next(found, None)
+
+
+def known_languages() -> str:
+    """The languages of the model's speech training, for messages."""
+    return ", ".join(f"{code} ({name})" for code, name in LANGUAGES.items())
+
+
 def translate_to(language: str) -> Task:
     """Translation of speech into a language given by its code or English name.
 
     Raises:
         InputError: it is not a language of the model's speech training.
     """
-    wanted = language.strip().casefold()
-    for code, name in LANGUAGES.items():
-        if wanted in (code, name.casefold()):
-            return Task("translate", f"Translate the audio to {name}.")
-    known = ", ".join(f"{code} ({name})" for code, name in LANGUAGES.items())
-    raise InputError(f"language {language!r}: the model's speech knows {known}")
+    name = language_name(language)
+    if name is None:
+        raise InputError(f"language {language!r}: the model's speech knows {known_languages()}")
+    return Task("translate", f"Translate the audio to {name}.")

@@ -22,6 +22,7 @@ from phi4mm.errors import ModelFileError
 from phi4mm.measurement.optional_package import import_optional
 from phi4mm.modality import Adapter, AudioProjection
 from phi4mm.modelfile.hparams import AudioHParams
+from phi4mm.progress import Progress, counter
 from phi4mm.prompt.chunk import Prompt, TextChunk
 from phi4mm.prompt.medium import Picture, Sound
 from phi4mm.verify.case import Array, Stages
@@ -38,6 +39,7 @@ class Reference:
 
     Args:
         checkpoint: either layout.
+        progress: told of every tensor that is loaded.
 
     Attributes:
         stages: intermediate tensors of the media encoded since the last ``clear``.
@@ -47,7 +49,7 @@ class Reference:
         ModelFileError: the checkpoint does not fill transformers' model.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, progress: Progress | None = None) -> None:
         self._torch = import_optional("torch", "verify")
         config = read_config(checkpoint)
         self._pool = config.vision.pool
@@ -55,7 +57,7 @@ class Reference:
         model = model_class._from_config(hf_config(config), attn_implementation="eager")
         self._model = model.float().eval().requires_grad_(False)
         tensors = _by_reference_name(checkpoint)
-        self._load(checkpoint, tensors)
+        self._load(checkpoint, tensors, progress)
         self._adapter: Adapter | None = None
         for name in ADAPTERS:
             lora = config.adapters[name]
@@ -124,9 +126,14 @@ class Reference:
     def _embed_ids(self, ids: tuple[int, ...]) -> Any:
         return self._model.model.embed_tokens.weight[list(ids)]
 
-    def _load(self, checkpoint: Checkpoint, tensors: dict[str, SourceTensor]) -> None:
+    def _load(
+        self, checkpoint: Checkpoint, tensors: dict[str, SourceTensor], progress: Progress | None
+    ) -> None:
         missing = []
-        for name, parameter in self._model.named_parameters():
+        parameters = list(self._model.named_parameters())
+        advance = counter(len(parameters), progress)
+        for name, parameter in parameters:
+            advance(1)
             if name == _TIED:
                 continue
             if name in tensors:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -11,14 +11,13 @@ import numpy as np
 from phi4mm.api import Phi4MM
 from phi4mm.convert.checkpoint import Checkpoint
 from phi4mm.errors import InputError
+from phi4mm.progress import Advance, Progress, Stage, counter
 from phi4mm.verify import ours
 from phi4mm.verify.case import CASES, CLIP, PICTURE, Array, Case, Stages
 from phi4mm.verify.reference import Reference
 from phi4mm.verify.weights import WeightReport, compare_weights
 
 COSINE_BAR: Final = 0.99999
-
-Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,53 +86,66 @@ class VerifyReport:
         return asdict(self) | {"meets_bar": self.meets_bar}
 
 
-def verify(checkpoint: Checkpoint, model: Phi4MM, n_threads: int, notify: Notify) -> VerifyReport:
+def verify(checkpoint: Checkpoint, model: Phi4MM, n_threads: int, stage: Stage) -> VerifyReport:
     """Compare a bundle with the checkpoint it was made from.
 
     Args:
         checkpoint: the source.
         model: the bundle, opened; with an F32 cache for exact numbers.
         n_threads: threads for the encoders.
-        notify: told what is being done.
+        stage: told what is being done, and how far it is.
 
     Raises:
         ModelFileError: the bundle was made from another checkpoint.
     """
-    notify("comparing weights")
-    weights = compare_weights(checkpoint, model.bundle)
+    with stage("comparing weights", None) as progress:
+        weights = compare_weights(checkpoint, model.bundle, progress)
     try:
-        notify("loading the reference")
-        reference = Reference(checkpoint)
+        with stage("loading the reference", "tensors") as progress:
+            reference = Reference(checkpoint, progress)
     except InputError as error:
         return VerifyReport(weights, (), (), (f"stages and answers: {error}",))
-    notify("comparing stages of the encoders")
-    stages = tuple(_compare_stages(ours.encoder_stages(model, n_threads), reference, model))
+    with stage("comparing the encoders", "passes") as progress:
+        stages = tuple(_compare_stages(model, n_threads, reference, progress))
     answers, missing = [], []
-    for case in CASES:
-        notify(f"comparing the answer to {case.name}")
-        try:
-            answers.append(_compare_answer(model, reference, case))
-        except InputError as error:
-            missing.append(f"answer to {case.name}: {error}")
+    with stage("comparing answers", "prompts") as progress:
+        advance = counter(len(CASES), progress)
+        for case in CASES:
+            try:
+                answers.append(_compare_answer(model, reference, case))
+            except InputError as error:
+                missing.append(f"answer to {case.name}: {error}")
+            advance(1)
     return VerifyReport(weights, stages, tuple(answers), tuple(missing))
 
 
-def _compare_stages(found: Stages, reference: Reference, model: Phi4MM) -> Iterator[StageError]:
+def _compare_stages(
+    model: Phi4MM, n_threads: int, reference: Reference, progress: Progress | None
+) -> Iterator[StageError]:
+    bundle = model.bundle
+    advance = counter(1 + (bundle.vision is not None) + 2 * (bundle.audio is not None), progress)
+    found = ours.encoder_stages(model, n_threads)
+    advance(1)
+    right = _reference_stages(model, reference, advance)
+    for name, pieces in found.items():
+        yield _stage_error(name, pieces, right[name])
+
+
+def _reference_stages(model: Phi4MM, reference: Reference, advance: Advance) -> Stages:
     reference.clear()
     if model.bundle.vision is not None:
         reference.encode_picture(model.prompts.picture(PICTURE))
-    if model.bundle.audio is not None:
-        sound = model.prompts.sound(CLIP)
-        reference.encode_sound(sound, "speech")
-        projected = dict(reference.stages)  # the encoder's own stages are those of one pass
-        reference.clear()
-        reference.encode_sound(sound, "vision")
-        last = {"aud.projected.vision": reference.stages["aud.projected.vision"]}
-        right = projected | last
-    else:
-        right = dict(reference.stages)
-    for name, pieces in found.items():
-        yield _stage_error(name, pieces, right[name])
+        advance(1)
+    if model.bundle.audio is None:
+        return dict(reference.stages)
+    sound = model.prompts.sound(CLIP)
+    reference.encode_sound(sound, "speech")
+    advance(1)
+    found = dict(reference.stages)  # the encoder's own stages are those of one pass
+    reference.clear()
+    reference.encode_sound(sound, "vision")
+    advance(1)
+    return found | {"aud.projected.vision": reference.stages["aud.projected.vision"]}
 
 
 def _stage_error(name: str, found: list[Array], right: list[Array]) -> StageError:

@@ -21,6 +21,7 @@ from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.reader import GGUFFile
 from phi4mm.native.block_type import dequantise_rows
 from phi4mm.native.library import load
+from phi4mm.progress import Advance, Progress, counter
 from phi4mm.quantize.source import SourcePart, parts_of
 
 _BLOCK_WEIGHTS: Final = 1 << 22
@@ -68,33 +69,43 @@ class WeightReport:
         return self.n_used + sum(self.n_dropped.values())
 
 
-def compare_weights(checkpoint: Checkpoint, bundle: Bundle) -> WeightReport:
+def compare_weights(
+    checkpoint: Checkpoint, bundle: Bundle, progress: Progress | None = None
+) -> WeightReport:
     """Account for every tensor of the checkpoint, and compare every tensor of the bundle.
+
+    Args:
+        checkpoint: the source.
+        bundle: what was made of it.
+        progress: told of the bundle's bytes that were compared.
 
     Raises:
         ModelFileError: the bundle was made from another checkpoint, or the checkpoint is wrong.
     """
     merged = bundle.decoder.hparams.merged_adapter
-    plan = plan_checkpoint(checkpoint, Path(), PartTypes(), merged)
+    plan = plan_checkpoint(checkpoint, Path(), PartTypes().formats, merged)
     if bundle.bundle_id != plan.bundle_id:
         raise ModelFileError(
             f"{bundle.decoder.path}: bundle id {bundle.bundle_id}, must be {plan.bundle_id}: it "
             f"was not made from {checkpoint.path}"
         )
-    parts = tuple(_compare_part(part, _planned(plan, part)) for part in parts_of(bundle))
-    return WeightReport(plan.n_used, plan.dropped, parts)
+    parts = list(parts_of(bundle))
+    infos = (info for part in parts for info in part.file.tensors.values())
+    advance = counter(sum(info.n_bytes for info in infos), progress)
+    errors = tuple(_compare_part(part, _planned(plan, part), advance) for part in parts)
+    return WeightReport(plan.n_used, plan.dropped, errors)
 
 
 def _planned(plan: Plan, part: SourcePart) -> PlannedFile:
     return next(file for file in plan.files if file.part == part.title)
 
 
-def _compare_part(part: SourcePart, planned: PlannedFile) -> PartError:
+def _compare_part(part: SourcePart, planned: PlannedFile, advance: Advance) -> PartError:
     sources = {tensor.name: tensor.rows for tensor in planned.output.tensors}
     error = value = 0.0
     relative: dict[str, float] = {}
     for name in part.file.tensors:
-        e, v = np.sum([*_squares(part.file, name, sources[name])], axis=0)
+        e, v = np.sum([*_squares(part.file, name, sources[name], advance)], axis=0)
         relative[name] = _ratio(e, v)
         error, value = error + e, value + v
     worst = max(relative, key=relative.__getitem__)
@@ -116,7 +127,9 @@ def _ratio(error: float, value: float) -> float:
     return math.sqrt(error / value) if value else math.inf
 
 
-def _squares(file: GGUFFile, name: str, source: RowSource) -> Iterator[tuple[float, float]]:
+def _squares(
+    file: GGUFFile, name: str, source: RowSource, advance: Advance
+) -> Iterator[tuple[float, float]]:
     """Sums of squared differences and of squared weights, block by block of rows."""
     step = max(1, _BLOCK_WEIGHTS // source.n_cols)
     stored = _row_bytes(file, name, source.n_rows)
@@ -126,6 +139,7 @@ def _squares(file: GGUFFile, name: str, source: RowSource) -> Iterator[tuple[flo
         found = _floats(stored[start:stop], file.tensors[name].ggml_type)[:, : source.n_cols]
         difference = found.astype(np.float64) - right
         yield float((difference**2).sum()), float((right.astype(np.float64) ** 2).sum())
+        advance(stored[start:stop].nbytes)
 
 
 def _row_bytes(file: GGUFFile, name: str, n_rows: int) -> npt.NDArray[np.uint8]:

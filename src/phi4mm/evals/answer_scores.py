@@ -1,4 +1,4 @@
-"""Scores of answers to questions about pictures, each from 0 to 1.
+"""Scores of answers, each from 0 to 1.
 
 Sources: ANLS, Biten et al., "Scene Text Visual Question Answering" (2019); relaxed accuracy, Masry
 et al., "ChartQA" (2022).
@@ -6,12 +6,14 @@ et al., "ChartQA" (2022).
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from phi4mm.evals.manifest import Metric
+from phi4mm.prompt.tool_call import ArgumentsDelta, CallStart, TextDelta, ToolCallParser
 
 _ANLS_THRESHOLD: Final = 0.5
 _TOLERANCE: Final = 0.05
@@ -42,8 +44,28 @@ def relaxed_accuracy(prediction: str, answers: Sequence[str]) -> float:
     return float(any(_is_near(prediction, answer) for answer in answers))
 
 
+def verbatim(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the prediction is an answer to the letter, but for blanks at its ends."""
+    return float(prediction.strip() in answers)
+
+
+def same_calls(prediction: str, answers: Sequence[str]) -> float:
+    """1 if the prediction makes the calls of an answer and says its words, if there are any.
+
+    Calls are the same if they name the same tools in the same order with equal arguments, however
+    the JSON is written.
+    """
+    return float(any(_said(prediction) == _said(answer) for answer in answers))
+
+
 SCORES: Final[Mapping[Metric, Score]] = MappingProxyType(
-    {"exact": exact_match, "anls": anls, "relaxed": relaxed_accuracy}
+    {
+        "exact": exact_match,
+        "anls": anls,
+        "relaxed": relaxed_accuracy,
+        "verbatim": verbatim,
+        "call": same_calls,
+    }
 )
 
 
@@ -57,6 +79,29 @@ def edit_distance(a: Sequence[str], b: Sequence[str]) -> int:
             diagonal = row[j]
             row[j] = min(substituted, row[j] + 1, row[j - 1] + 1)
     return row[-1]
+
+
+def _said(text: str) -> tuple[str, list[tuple[str, Any]]]:
+    """Words of an answer, and the tools that it calls with their arguments."""
+    parser, words = ToolCallParser(), ""
+    calls: list[tuple[str, str]] = []
+    for delta in (*parser.push(text), *parser.finish()):
+        if isinstance(delta, TextDelta):
+            words += delta.text
+        elif isinstance(delta, CallStart):
+            calls.append((delta.name, ""))
+        elif isinstance(delta, ArgumentsDelta):
+            name, arguments = calls[-1]
+            calls[-1] = (name, arguments + delta.text)
+    return words.strip(), [(name, _value(arguments)) for name, arguments in calls]
+
+
+def _value(arguments: str) -> Any:
+    """What arguments mean; those of a call that breaks off stay text."""
+    try:
+        return json.loads(arguments)
+    except ValueError:
+        return arguments
 
 
 def _similarity(a: str, b: str) -> float:

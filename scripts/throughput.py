@@ -1,0 +1,272 @@
+"""Compares the server's throughput with that of llama.cpp's own, and of loads of several adapters.
+
+Both servers get the same decoder file, slots, threads and requests: raw text of about 100 tokens,
+no two alike, each answered with a fixed number of tokens.  Rounds alternate between the servers, so
+that whatever else the machine does meets both.  Then ours alone decodes text, pictures and clips at
+once, three adapter states, beside text alone.
+
+    python scripts/throughput.py BUNDLE -o throughput.jsonl
+    python scripts/throughput.py BUNDLE -o throughput.jsonl --clients 1 4 16 --rounds 5
+
+Each round is a line of the output file, and is not repeated when the script is started again.  The
+last line on the terminal is one JSON object with the ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import http.client
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from socket import create_server
+from typing import Any
+
+from phi4mm.modelfile.bundle import Bundle
+from phi4mm.prompt.tokenizer import Tokenizer
+
+MEDIA = Path(__file__).parents[1] / "src" / "phi4mm" / "sample" / "media"
+STATES = ("text", "picture", "clip")
+WORDS = (
+    *("the", "a", "one", "two", "river", "stone", "light", "green", "old"),
+    *("small", "house", "tree", "road", "night", "wind", "blue", "sea"),
+)
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server that is running."""
+
+    name: str
+    port: int
+    stop_ids: tuple[int, ...]
+
+    def post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
+        """The answer, whose body is not read yet."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        if answer.status != 200:
+            raise SystemExit(f"{self.name}: {answer.status} {answer.read().decode()}")
+        return answer
+
+    def is_ready(self) -> bool:
+        """Whether it answers."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("GET", "/health")
+            return connection.getresponse().status == 200
+        except OSError:
+            return False
+        finally:
+            connection.close()
+
+
+@contextmanager
+def started(server: Server, command: list[str]) -> Iterator[Server]:
+    """A server process that is ready, and ends with the block."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        try:
+            while not server.is_ready():
+                if process.poll() is not None:
+                    raise SystemExit(f"{server.name} did not start: {' '.join(command)}")
+                time.sleep(0.2)
+            yield server
+        finally:
+            process.terminate()
+
+
+def serve_stock(args: argparse.Namespace) -> None:
+    """llama.cpp's server from the carrier, until this process is ended."""
+    import xllamacpp
+
+    params = xllamacpp.CommonParams()
+    params.model.path = str(args.bundle)
+    params.port = args.stock_port
+    params.n_parallel = args.slots
+    params.n_ctx = args.ctx_size * args.slots
+    params.kv_unified = False
+    params.n_gpu_layers = 0
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
+    params.ui = False
+    server = xllamacpp.Server(params)
+    print(server.listening_address, flush=True)
+    while True:
+        time.sleep(3600)
+
+
+def prompt(number: int) -> str:
+    """About 100 tokens, unlike those of another number from the start."""
+    words = [WORDS[(number * 31 + n * (number % 7 + 3)) % len(WORDS)] for n in range(90)]
+    return f"<|user|>{number}: {' '.join(words)}<|end|><|assistant|>"
+
+
+def throughput(server: Server, n_clients: int, first: int, args: argparse.Namespace) -> float:
+    """Generated tokens over the time from the first request to the last answer."""
+    body = {
+        "max_tokens": args.n_predict,
+        "temperature": 0,
+        "logit_bias": {str(id_): -100 for id_ in server.stop_ids},
+    }
+
+    def run(client: int) -> int:
+        n = 0
+        for turn in range(args.requests):
+            number = first + client * args.requests + turn
+            answer = server.post("/v1/completions", {**body, "prompt": prompt(number)})
+            n += json.loads(answer.read())["usage"]["completion_tokens"]
+        return n
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor(n_clients) as pool:
+        n_tokens = sum(pool.map(run, range(n_clients)))
+    return n_tokens / (time.perf_counter() - began)
+
+
+def decode_rate(server: Server, states: list[str], args: argparse.Namespace) -> float:
+    """Tokens per second of one answer for each state, while all of them are being generated."""
+    picture = base64.b64encode((MEDIA / "picture.png").read_bytes()).decode()
+    clip = base64.b64encode((MEDIA / "clip.flac").read_bytes()).decode()
+    media = {
+        "text": [],
+        "picture": [{"type": "image_url", "image_url": {"url": f"data:;base64,{picture}"}}],
+        "clip": [{"type": "input_audio", "input_audio": {"data": clip, "format": "flac"}}],
+    }
+
+    def run(client: int) -> list[float]:
+        words = {"type": "text", "text": f"{client}: {prompt(client)[9:60]}"}
+        body = {
+            "messages": [{"role": "user", "content": [*media[states[client]], words]}],
+            # long enough that all are being generated at once for a while
+            "max_tokens": args.n_predict * 4,
+            "temperature": 0,
+            "logprobs": True,  # so that a token without text shows too
+            "stream": True,
+            "logit_bias": {str(id_): -100 for id_ in server.stop_ids},
+        }
+        times = []
+        for line in server.post("/v1/chat/completions", body):
+            if line.startswith(b"data: {") and b'"logprobs":{' in line:
+                times.append(time.perf_counter())
+        return times
+
+    with ThreadPoolExecutor(len(states)) as pool:
+        streams = list(pool.map(run, range(len(states))))
+    start, end = max(times[0] for times in streams), min(times[-1] for times in streams)
+    if end <= start:
+        raise SystemExit("the answers do not overlap: give a larger -n")
+    return sum(start < t <= end for times in streams for t in times) / (end - start)
+
+
+class Results:
+    """Rounds in a file, so that a run can be resumed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rounds = [json.loads(line) for line in lines]
+
+    def has(self, **key: object) -> bool:
+        """Whether this round is there."""
+        return any(key.items() <= done.items() for done in self.rounds)
+
+    def add(self, value: float, **key: object) -> None:
+        """Note and show a round."""
+        done = {**key, "tokens_per_s": round(value, 3)}
+        self.rounds.append(done)
+        with self._path.open("a") as file:
+            file.write(json.dumps(done) + "\n")
+        print(*(f"{name}={item}" for name, item in done.items()), flush=True)
+
+    def median(self, **key: object) -> float:
+        """Of all rounds with these properties."""
+        values = [done["tokens_per_s"] for done in self.rounds if key.items() <= done.items()]
+        return statistics.median(values)
+
+
+def compare(ours: Server, stock: Server, results: Results, args: argparse.Namespace) -> None:
+    """Rounds of both servers in turn."""
+    number = 0
+    for n_clients in args.clients:
+        for round_ in range(args.rounds):
+            for server in (ours, stock) if round_ % 2 else (stock, ours):
+                number += 1
+                key = {"server": server.name, "clients": n_clients, "round": round_}
+                if not results.has(**key):
+                    first = number * 10_000
+                    results.add(throughput(server, n_clients, first, args), **key)
+
+
+def mix(ours: Server, results: Results, args: argparse.Namespace) -> None:
+    """Rounds of one adapter state and of three in turn."""
+    for n_clients in args.mixed_clients:
+        for round_ in range(args.rounds):
+            for load, states in (("text", STATES[:1]), ("mixed", STATES)):
+                key = {"load": load, "clients": n_clients, "round": round_}
+                if not results.has(**key):
+                    chosen = [states[i % len(states)] for i in range(n_clients)]
+                    results.add(decode_rate(ours, chosen, args), **key)
+
+
+def free_port() -> int:
+    with create_server(("127.0.0.1", 0)) as probe:
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def main() -> None:
+    """Compare, and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("-o", "--output", type=Path, default=Path("throughput.jsonl"))
+    parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("-n", "--n-predict", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("-c", "--ctx-size", type=int, default=1024, help="positions per sequence")
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
+    parser.add_argument("--mixed-clients", type=int, nargs="+", default=[4, 16])
+    parser.add_argument("--requests", type=int, default=2, help="of each client in a round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--stock-port", type=int, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.slots = max(*args.clients, *args.mixed_clients)
+    if args.stock_port is not None:
+        serve_stock(args)
+    with Bundle.open(args.bundle) as bundle:
+        decoder = bundle.decoder.path
+        stop_ids = tuple(sorted(Tokenizer(bundle.decoder.file.metadata).stop_ids))
+    results = Results(args.output)
+    shared = ["-t", str(args.threads), "-c", str(args.ctx_size)]
+    our_port, stock_port = free_port(), free_port()
+    our_command = [sys.executable, "-m", "phi4mm", "serve", "-m", str(args.bundle), *shared]
+    our_command += ["-np", str(args.slots), "--port", str(our_port)]
+    stock_command = [sys.executable, __file__, str(decoder), *shared]
+    stock_command += ["--clients", str(args.slots), "--mixed-clients", str(args.slots)]
+    stock_command += ["--stock-port", str(stock_port)]
+    with ExitStack() as stack:
+        ours = stack.enter_context(started(Server("ours", our_port, stop_ids), our_command))
+        stock = stack.enter_context(started(Server("stock", stock_port, stop_ids), stock_command))
+        compare(ours, stock, results, args)
+        mix(ours, results, args)
+    ratios = {
+        f"ours/stock at {n}": results.median(server="ours", clients=n)
+        / results.median(server="stock", clients=n)
+        for n in args.clients
+    } | {
+        f"mixed/text at {n}": results.median(load="mixed", clients=n)
+        / results.median(load="text", clients=n)
+        for n in args.mixed_clients
+    }
+    print(json.dumps({name: round(ratio, 3) for name, ratio in ratios.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One module for each target of ``phi4mm export``."""

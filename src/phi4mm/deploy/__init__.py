@@ -1,0 +1,1 @@
+"""The server on many machines: Ray Serve runs replicas of it, Ray Data runs batches."""

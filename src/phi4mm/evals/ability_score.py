@@ -1,0 +1,137 @@
+"""How well a model knows what it was taught, and what its adapters have to do with it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from phi4mm.evals.ability import Ability, Kind
+from phi4mm.evals.answer_scores import SCORES, edit_distance
+from phi4mm.evals.interval import Interval, rate_interval, share_interval
+from phi4mm.evals.manifest import ClipItem, Item
+from phi4mm.evals.slots import Asked, Said, SlotAsker
+from phi4mm.progress import Progress
+
+AdapterUse = Literal["on", "off", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class AbilityScore:
+    """How well a model knows one thing.
+
+    Attributes:
+        name: the ability's.
+        title: the same, for people.
+        kind: questions have a share of right answers, clips a word error rate.
+        n_items: items in the set.
+        bar: what is to be reached, if anything.
+        score: as the model answers; None if it was not asked so.
+        is_reached: whether the score clears the bar; None where there is no bar or no score.
+        score_off: with its adapter switched off; None if it has none or was not asked so.
+        failed: ids of items that could not be asked, and why; they are in no score.
+    """
+
+    name: str
+    title: str
+    kind: Kind
+    n_items: int
+    bar: float | None
+    score: Interval | None
+    is_reached: bool | None
+    score_off: Interval | None
+    failed: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One answer.
+
+    Attributes:
+        id: the item's.
+        is_adapter_on: whether the model answered as it is meant to.
+        right: the right answer, or the words of the clip.
+        said: the answer.
+        n_errors: wrong words of a clip; of a question 0 if it is right, else 1.
+        n_words: words of a clip; of a question 1.
+        error: why there is no answer; None if there is.
+    """
+
+    id: str
+    is_adapter_on: bool
+    right: str
+    said: str
+    n_errors: int
+    n_words: int
+    error: str | None
+
+
+def ask_abilities(
+    asker: SlotAsker,
+    abilities: Sequence[Ability],
+    use: AdapterUse,
+    progress: Progress | None = None,
+) -> list[tuple[Ability, list[Judged]]]:
+    """Ask the items of every ability, as they are meant to be, without the adapter, or both.
+
+    Where nothing has an adapter, there is nothing to switch off.
+    """
+    runs = [
+        (ability, is_on)
+        for ability in abilities
+        for is_on in (True, False)
+        if use in ("both", "on" if is_on else "off") and (is_on or ability.adapter is not None)
+    ]
+    asked = [
+        Asked(item, ability.max_tokens, "auto" if is_on else None)
+        for ability, is_on in runs
+        for item in ability.items
+    ]
+    answers = iter(asker.ask(asked, progress))
+    judged: dict[str, list[Judged]] = {ability.name: [] for ability, _ in runs}
+    for ability, is_on in runs:
+        judged[ability.name] += [judge(item, next(answers), is_on) for item in ability.items]
+    return [(ability, judged[ability.name]) for ability in abilities if ability.name in judged]
+
+
+def judge(item: Item, said: Said, is_adapter_on: bool) -> Judged:
+    """Compare an answer with what is right."""
+    if isinstance(item, ClipItem):
+        right, words = item.text, spoken_words(item.text)
+        n_errors, n_words = edit_distance(words, spoken_words(said.text)), len(words)
+    else:
+        right, n_words = item.answers[0], 1
+        n_errors = int(SCORES[item.metric](said.text, item.answers) < 1)
+    return Judged(item.id, is_adapter_on, right, said.text, n_errors, n_words, said.error)
+
+
+def spoken_words(text: str) -> list[str]:
+    """Words of a transcript without case and signs; every digit is one, as it is spoken as one."""
+    plain = "".join(char if char.isalnum() else " " for char in text.casefold())
+    return [unit for word in plain.split() for unit in (list(word) if word.isdecimal() else [word])]
+
+
+def score_ability(ability: Ability, judged: Sequence[Judged]) -> AbilityScore:
+    """The scores of one ability with their intervals."""
+    score = _interval(ability.kind, [one for one in judged if one.is_adapter_on])
+    return AbilityScore(
+        name=ability.name,
+        title=ability.title,
+        kind=ability.kind,
+        n_items=len(ability.items),
+        bar=ability.bar,
+        score=score,
+        is_reached=None if score is None else ability.is_reached(score.value),
+        score_off=_interval(ability.kind, [one for one in judged if not one.is_adapter_on]),
+        failed={one.id: one.error for one in judged if one.error is not None},
+    )
+
+
+def _interval(kind: Kind, judged: Sequence[Judged]) -> Interval | None:
+    answered = [one for one in judged if one.error is None]
+    if not answered:
+        return None
+    errors, words = zip(*((one.n_errors, one.n_words) for one in answered), strict=True)
+    if kind == "clips":
+        return rate_interval(errors, words)
+    return share_interval(len(answered) - sum(errors), len(answered))

@@ -1,0 +1,1 @@
+"""From a repository of a model hub to a bundle on disk."""
