@@ -8,7 +8,7 @@ import re
 import shlex
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jinja2
@@ -81,8 +81,9 @@ def bundle(bundle_dir: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> StockServer:
-    return StockServer(exported(tmp_path_factory.mktemp("export"), bundle))
+def server(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[StockServer]:
+    with StockServer(exported(tmp_path_factory.mktemp("export"), bundle)) as server:
+        yield server
 
 
 # ---- stock llama.cpp

@@ -26,9 +26,9 @@ def test_stock_answers_as_ours(bundle_dir: BundleDir, tmp_path: Path, type_: str
     assert run("export", "llama.cpp", quantised, "-o", out) == 0
     script = (out / "llama-server.sh").read_text()
     command = script.removeprefix("#!/bin/sh\nexec ").replace("\\\n", "").replace('"$@"', "")
-    server = StockServer(shlex.split(command))
     body = {"prompt": PROMPT, "n_predict": 4, "temperature": 0, "return_tokens": True}
-    tokens = server.post("/completion", body)["tokens"]
+    with StockServer(shlex.split(command)) as server:
+        tokens = server.post("/completion", body)["tokens"]
     assert len(tokens) >= 1
     with Phi4MM(quantised, n_ctx=256, n_threads=1) as model:
         logits = model.logits(PROMPT)[-1]
