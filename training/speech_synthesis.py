@@ -212,7 +212,7 @@ def make_shard(path: Path, split: Split, kind: Kind, number: int) -> None:
 
 def shard_path(run_dir: Path, split: Split, kind: Kind, number: int) -> Path:
     """Where a shard is cached."""
-    return run_dir / "speech" / f"{split}-{kind}-{number:03d}.npz"
+    return run_dir / "clips" / f"{split}-{kind}-{number:03d}.npz"
 
 
 PLAN: dict[tuple[Split, Kind], int] = {

@@ -166,8 +166,8 @@ def test_a_model_without_encoders_says_so_and_lives(tmp_path, sample_path, sampl
         server.stop()
 
 
-def test_more_tokens_than_there_is_room_for():
-    server = ServerProcess("-c", "64")
+def test_more_tokens_than_there_is_room_for(tiny_path):
+    server = ServerProcess("-m", tiny_path, "-c", "64")
     try:
         server.wait_ready()
         body = {"messages": HELLO, "max_tokens": 1_000_000, **ENDLESS}

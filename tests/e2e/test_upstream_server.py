@@ -70,20 +70,21 @@ def front(engine):
 def test_a_text_is_answered_as_by_the_engine_itself(engine, front):
     answers = [ask(server, messages=QUESTION, max_tokens=8) for server in (engine, front)]
     assert answers[0].choices[0].message.content == answers[1].choices[0].message.content
-    assert answers[0].usage.completion_tokens == answers[1].usage.completion_tokens == 8
+    assert answers[0].usage.completion_tokens == answers[1].usage.completion_tokens > 1
     assert answers[1].model == "phi4-mm"
 
 
 def test_a_stream_is_answered_as_by_the_engine_itself(engine, front):
-    texts = []
+    texts, n_tokens = [], []
     for server in (engine, front):
         chunks = ask(
             server, messages=QUESTION, max_tokens=8, stream=True,
             stream_options={"include_usage": True},
         )  # fmt: skip
-        assert chunks[-1].usage.completion_tokens == 8
+        n_tokens.append(chunks[-1].usage.completion_tokens)
         texts.append("".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
     assert texts[0] == texts[1]
+    assert n_tokens[0] == n_tokens[1] > 1
 
 
 def test_pictures_and_clips_reach_the_engine(front, sample_media):

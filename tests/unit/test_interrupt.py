@@ -47,6 +47,7 @@ def test_a_signal_stops_a_decode_and_is_then_raised(tmp_path: Path) -> None:
             decode_without_end(context)
         timer.join()
         assert cancelled[0] is not threading.main_thread()
+        context.kv_remove(0)
         with pytest.raises(Cancelled):  # the flag did stop it
             context.decode(Batch.of_sequence(np.zeros(8, np.int32)))
 

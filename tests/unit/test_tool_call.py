@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from phi4mm.prompt.tool_call import (
@@ -134,6 +134,7 @@ FRAGMENTS = st.sampled_from([
 
 
 @given(fragments=st.lists(FRAGMENTS, max_size=12), is_bare=st.booleans())
+@example(fragments=[" ", '{"name": "f", "arguments": ', "{"], is_bare=True)
 @settings(max_examples=200, deadline=None)
 def test_whatever_is_written_the_cuts_do_not_show(fragments, is_bare):
     answer = "".join(fragments)

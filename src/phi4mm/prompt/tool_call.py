@@ -119,7 +119,8 @@ class ToolCallParser:
     def _cut(self, end: int) -> str:
         """Take the first ``end`` characters out of what is pending."""
         text, self._pending = self._pending[:end], self._pending[end:]
-        self._accept_bare = False
+        # blanks do not count as the beginning of the answer
+        self._accept_bare = self._accept_bare and not text.strip(_BLANKS)
         return text
 
     def _give_text(self, end: int) -> bool:
