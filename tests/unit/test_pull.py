@@ -13,9 +13,9 @@ from pathlib import Path
 
 import huggingface_hub.constants
 import pytest
-from hub_server import COMMIT, Hub, serve
 from measured import run
 
+from hub_server import COMMIT, Hub, serve
 from phi4mm.cli.options import sample_bundle
 from phi4mm.convert import TYPES, PartTypes, convert_checkpoint
 from phi4mm.modelfile.bundle import Bundle
