@@ -6,7 +6,6 @@ Source: docs/model.md, "Grid" and "Log-mel".
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -16,55 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
+from .canvas import Canvas, plan, valid_patches
 from .geometry import RATE
-
-
-@dataclass(frozen=True)
-class Canvas:
-    """Where a picture lands: grid of crops, size after the resize, and the scale applied."""
-
-    rows: int
-    cols: int
-    width: int
-    height: int
-    scale: float
-
-
-def grid(width: int, height: int, crop: int, max_crops: int) -> tuple[int, int]:
-    """(columns, rows) of crops for a picture of this size."""
-    cols, rows = math.ceil(width / crop), math.ceil(height / crop)
-    if cols * rows <= max_crops:
-        return cols, rows
-    pairs = {
-        (i, j)
-        for n in range(1, max_crops + 1)
-        for i in range(1, n + 1)
-        for j in range(1, n + 1)
-        if i * j <= max_crops
-    }
-    best, gap = (1, 1), math.inf
-    for pair in sorted(pairs, key=lambda t: t[0] * t[1]):
-        difference = abs(width / height - pair[0] / pair[1])
-        large = width * height > 0.5 * crop * crop * pair[0] * pair[1]
-        if difference < gap or (difference == gap and large):
-            best, gap = pair, difference
-    return best
-
-
-def plan(width: int, height: int, crop: int, max_crops: int) -> Canvas:
-    """How a picture of this size is laid out."""
-    cols, rows = grid(width, height, crop, max_crops)
-    across, down = cols * crop / width, rows * crop / height
-    if across < down:
-        return Canvas(rows, cols, cols * crop, int(height * across), across)
-    return Canvas(rows, cols, int(width * down), rows * crop, down)
-
-
-def valid_patches(canvas: Canvas, crop: int, patch: int) -> tuple[int, int]:
-    """(rows, columns) of patches that show the picture rather than padding."""
-    down, across = canvas.rows * crop, canvas.cols * crop
-    empty_rows, empty_cols = (down - canvas.height) // patch, (across - canvas.width) // patch
-    return down // patch - empty_rows, across // patch - empty_cols
 
 
 def picture_input(

@@ -10,13 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .frontend import Canvas, picture_input, plan, valid_patches
+from .canvas import Mark, lattice, plan
+from .frontend import picture_input
 from .geometry import VisionGeometry
-from .picture_data import WORDS, Mark, Picture, cell_texts, glyph_targets, word_targets
+from .picture_data import Picture, cell_classes, glyph_targets
 from .question_data import Question, draw_size, question
-from .vocabulary import Split, vocabulary
-
-SLOTS_PER_CELL = 4
+from .vocabulary import Split
 
 
 @dataclass(frozen=True)
@@ -28,26 +27,12 @@ class PictureBatch:
     grid: tuple[int, int]
     questions: list[Question]
     characters: Tensor  # [n, patch rows, patch columns, slots]
-    words: Tensor  # [n, rows, columns]
     said: Tensor  # [n, rows, columns, SLOTS_PER_CELL]
     said_whole: Tensor  # [n, g/2, g/2, SLOTS_PER_CELL]
 
 
-def cell_words() -> list[str]:
-    """What a cell can say: printed words, the characters of numbers, colours, shapes."""
-    return [*WORDS, *"0123456789.$", *vocabulary()["colours"], *vocabulary()["shapes"]]
-
-
-CELL_WORDS = {text: index + 1 for index, text in enumerate(cell_words())}
-
-
 def _scaled(marks: list[Mark], scale: float) -> list[Mark]:
     return [Mark(m.text, m.x * scale, m.y * scale) for m in marks]
-
-
-def layout(size: tuple[int, int], g: VisionGeometry) -> Canvas:
-    """How a picture of this size, in pixels, meets the grid of crops."""
-    return plan(*size, g.crop, g.max_crops)
 
 
 def said(picture: Picture, g: VisionGeometry) -> tuple[Tensor, Tensor]:
@@ -56,13 +41,12 @@ def said(picture: Picture, g: VisionGeometry) -> tuple[Tensor, Tensor]:
     [rows, columns, slots] each. The global view repeats a picture of a single crop; that of a
     larger one shows the print too small, and says nothing.
     """
-    canvas, cell, half = layout(picture.image.size, g), 2 * g.patch, g.grid // 2
-    rows, cols = (-(-n // 2) for n in valid_patches(canvas, g.crop, g.patch))
-    texts = cell_texts(picture, canvas.scale, rows, cols, cell, SLOTS_PER_CELL)
-    sub = torch.tensor([[[CELL_WORDS.get(t, 0) for t in c] for c in row] for row in texts])
-    whole = torch.zeros(half, half, SLOTS_PER_CELL, dtype=torch.long)
+    sub = torch.from_numpy(cell_classes(picture, lattice(*picture.image.size, g)))
+    half = g.grid // 2
+    whole = torch.zeros(half, half, sub.shape[-1], dtype=torch.long)
+    canvas = plan(*picture.image.size, g.crop, g.max_crops)
     if canvas.rows * canvas.cols == 1:
-        whole[:rows, :cols] = sub
+        whole[: sub.shape[0], : sub.shape[1]] = sub
     return sub, whole
 
 
@@ -72,19 +56,16 @@ def picture_batch(questions: list[Question], g: VisionGeometry) -> PictureBatch:
     _, mask, canvas = inputs[0]
     saying = [said(q.picture, g) for q in questions]
     rows, cols = saying[0][0].shape[:2]
-    characters, words = [], []
-    for q in questions:
-        glyphs = _scaled(q.picture.glyphs, canvas.scale)
-        marks = _scaled(q.picture.words, canvas.scale)
-        characters.append(glyph_targets(glyphs, 2 * rows, 2 * cols, g.patch))
-        words.append(word_targets(marks, rows, cols, 2 * g.patch))
+    characters = [
+        glyph_targets(_scaled(q.picture.glyphs, canvas.scale), 2 * rows, 2 * cols, g.patch)
+        for q in questions
+    ]
     return PictureBatch(
         torch.stack([pixels for pixels, _, _ in inputs]),
         mask,
         (canvas.rows, canvas.cols),
         questions,
         torch.from_numpy(np.stack(characters)),
-        torch.from_numpy(np.stack(words)),
         torch.stack([sub for sub, _ in saying]),
         torch.stack([whole for _, whole in saying]),
     )

@@ -10,38 +10,47 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain, groupby, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
+from .canvas import Lattice, Mark
 from .vocabulary import Split, split_of, vocabulary
 
-WORDS = {word: index + 1 for index, word in enumerate(vocabulary()["print_words"])}
+# What a cell can say: printed words, digits and the point, colours, shapes.
+CELL_WORDS = [
+    *vocabulary()["print_words"],
+    *"0123456789.",
+    *vocabulary()["colours"],
+    *vocabulary()["shapes"],
+]
+CELL_CLASSES = {text: index + 1 for index, text in enumerate(CELL_WORDS)}
+SLOTS_PER_CELL = 2
+ALONE = 0.15  # share of printed pictures with a single word
+LAYOUTS_TRIED = 10
+FACES_TRIED = 6
 FONT_ROOT = Path("/usr/share/fonts")
 Colour = tuple[int, int, int]
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A character or a word and the point where it stands (a word: its first character's)."""
-
-    text: str
-    x: float
-    y: float
-
-
-@dataclass(frozen=True)
 class Picture:
-    """Pixels with what is written there."""
+    """Pixels with what is written there: single characters, or units (words and numbers) as the
+    marks of their characters; and the colour and the name of each shape."""
 
     image: Image.Image
     text: str = ""
-    glyphs: list[Mark] = field(default_factory=list)
-    words: list[Mark] = field(default_factory=list)
-    shapes: list[Mark] = field(default_factory=list)
+    characters: list[Mark] = field(default_factory=list)
+    units: list[list[Mark]] = field(default_factory=list)
+    shapes: list[tuple[Mark, Mark]] = field(default_factory=list)
+
+    @property
+    def glyphs(self) -> list[Mark]:
+        """Every character."""
+        return [*self.characters, *chain.from_iterable(self.units)]
 
 
 @lru_cache(maxsize=1)
@@ -126,7 +135,7 @@ def glyph_page(rng: random.Random, side: int, patch: int, difficulty: float) -> 
     lattice shifts, its pitch and the print grow, and colours and noise come in.
     """
     style = draw_style(rng, "train", difficulty)
-    top = round(15 + 19 * difficulty)
+    top = round(15 + 23 * difficulty)
     face = choose_font(rng, "train", range(13, top + 1))
     image = blank(style, side, side, rng)
     draw, glyphs = ImageDraw.Draw(image), []
@@ -158,9 +167,8 @@ def _number(rng: random.Random) -> str:
 
 
 def price(rng: random.Random) -> str:
-    """A price with two decimals, sometimes with the dollar sign."""
-    sign = "$" if rng.random() < 0.25 else ""
-    return f"{sign}{rng.randint(0, 20)}.{rng.randint(0, 99):02d}"
+    """A price with two decimals."""
+    return f"{rng.randint(0, 20)}.{rng.randint(0, 99):02d}"
 
 
 def line_of_text(rng: random.Random, receipt: bool) -> str:
@@ -169,111 +177,151 @@ def line_of_text(rng: random.Random, receipt: bool) -> str:
     if receipt:
         return f"{rng.choice(words)} {price(rng)}"
     kind = rng.random()
-    if kind < 0.6:
+    if kind < 0.55:
         return " ".join(rng.choice(words) for _ in range(rng.choice([1, 1, 2])))
-    if kind < 0.8:
+    if kind < 0.75:
         return rng.choice([_number, price])(rng)
     return f"{rng.choice(words)} {_number(rng)}"
 
 
 def _lines(rng: random.Random, split: Split) -> list[str]:
+    """A word alone, which no split owns, or lines of the split."""
+    if rng.random() < ALONE:
+        return [_word(rng)]
     while True:
         receipt = rng.random() < 0.35
         lines = [line_of_text(rng, receipt) for _ in range(rng.choice([1, 1, 2, 2, 3, 4]))]
         alone = len(lines) == 1 and lines[0] in vocabulary()["print_words"]
-        if alone or split_of(*lines) == split:
+        if not alone and split_of(*lines) == split:
             return lines
 
 
+@dataclass(frozen=True)
+class Layout:
+    """Where lines of print begin, and the marks of their words and numbers."""
+
+    starts: list[tuple[float, float]]
+    units: list[list[Mark]]
+
+
+def _layout(
+    rng: random.Random,
+    lines: list[str],
+    face: ImageFont.FreeTypeFont,
+    width: int,
+    height: int,
+    lattice: Lattice,
+) -> Layout | None:
+    """Lines somewhere in a picture, no word or number cut by a crop's edge; None: no room found."""
+    spacing, widths = face.size * rng.uniform(1.15, 1.5), [face.getlength(line) for line in lines]
+    widest, tall = max(widths), len(lines) * spacing
+    if widest > width - 8 or tall > height - 4:
+        return None
+    placed = [_place(line, face) for line in lines]
+    for _ in range(LAYOUTS_TRIED):
+        top = 2 + rng.random() * (height - 4 - tall) + face.size * 0.95
+        margin, aligned = 4 + rng.random() * (width - 8 - widest), rng.random() < 0.7
+        starts = [
+            (margin if aligned else 4 + rng.random() * (width - 8 - w), top + n * spacing)
+            for n, w in enumerate(widths)
+        ]
+        units = [
+            _moved(unit, x, y) for line, (x, y) in zip(placed, starts, strict=True) for unit in line
+        ]
+        if all(lattice.fits(unit, face.size) for unit in units):
+            return Layout(starts, units)
+    return None
+
+
 def printed(
-    rng: random.Random, split: Split, width: int, height: int, strength: float = 1.0
+    rng: random.Random,
+    split: Split,
+    width: int,
+    height: int,
+    lattice: Lattice,
+    strength: float = 1.0,
 ) -> Picture:
-    """One to four printed lines that fit the picture."""
-    while True:
-        face, lines = choose_font(rng, split), _lines(rng, split)
-        spacing = face.size * rng.uniform(1.15, 1.5)
-        widest = max(face.getlength(line) for line in lines)
-        if widest <= width - 8 and len(lines) * spacing <= height - 4:
-            break
+    """One to four printed lines."""
+    layout = None
+    while layout is None:
+        lines = _lines(rng, split)
+        for _ in range(FACES_TRIED):
+            face = choose_font(rng, split)
+            layout = _layout(rng, lines, face, width, height, lattice)
+            if layout:
+                break
     style = draw_style(rng, split, strength)
     image = blank(style, width, height, rng)
-    draw, glyphs, words = ImageDraw.Draw(image), [], []
-    y = 2 + rng.random() * (height - 4 - len(lines) * spacing) + face.size * 0.95
-    margin, aligned = 4 + rng.random() * (width - 8 - widest), rng.random() < 0.7
-    for line in lines:
-        x = margin if aligned else 4 + rng.random() * (width - 8 - face.getlength(line))
-        draw.text((x, y), line, style.ink, face, anchor="ls")
-        marks = _place(line, x, y - 0.3 * face.size, face)
-        glyphs += marks
-        words += _first_marks(line, marks)
-        y += spacing
-    return Picture(add_noise(image, style, rng), "\n".join(lines), glyphs, words)
+    draw = ImageDraw.Draw(image)
+    for line, start in zip(lines, layout.starts, strict=True):
+        draw.text(start, line, style.ink, face, anchor="ls")
+    return Picture(add_noise(image, style, rng), "\n".join(lines), units=layout.units)
 
 
-def word_page(rng: random.Random, width: int, height: int, strength: float = 1.0) -> Picture:
-    """A page filled with printed words and numbers, some lines indented, some gaps left."""
+def word_page(rng: random.Random, side: int, lattice: Lattice, strength: float = 1.0) -> Picture:
+    """A crop filled with printed words and numbers, some lines indented, some gaps left."""
     face, style = choose_font(rng, "train"), draw_style(rng, "train", strength)
-    image = blank(style, width, height, rng)
-    draw, glyphs, words = ImageDraw.Draw(image), [], []
+    image = blank(style, side, side, rng)
+    draw, units = ImageDraw.Draw(image), []
     spacing = face.size * rng.uniform(1.05, 1.4)
     y = rng.uniform(0.8, 1.2) * face.size
-    while y < height - 0.2 * face.size:
+    while y < side - 0.2 * face.size:
         x = rng.uniform(1, 30)
         while True:
-            text = rng.choice([_number, price])(rng) if rng.random() < 0.25 else _word(rng)
-            if x + face.getlength(text) > width - 1:
+            text = rng.choice([_number, price])(rng) if rng.random() < 0.35 else _word(rng)
+            if x + face.getlength(text) > side - 1:
                 break
-            draw.text((x, y), text, style.ink, face, anchor="ls")
-            marks = _place(text, x, y - 0.3 * face.size, face)
-            glyphs += marks
-            words += _first_marks(text, marks)
-            x += face.getlength(text) + face.size * rng.uniform(0.25, 1.2)
+            unit = _moved(_place(text, face)[0], x, y)
+            if lattice.fits(unit, face.size):
+                draw.text((x, y), text, style.ink, face, anchor="ls")
+                units.append(unit)
+                x = max(x + face.getlength(text), (lattice.taken(unit)[-1][1] + 1) * lattice.cell)
+            x += face.size * rng.uniform(0.25, 1.2)
         y += spacing
-    return Picture(add_noise(image, style, rng), "", glyphs, words)
+    return Picture(add_noise(image, style, rng), units=units)
 
 
-def _place(line: str, x: float, y: float, face: ImageFont.FreeTypeFont) -> list[Mark]:
+def _place(line: str, face: ImageFont.FreeTypeFont) -> list[list[Mark]]:
+    """Marks of the characters of each word or number of a line that begins at the origin."""
     edges = [face.getlength(line[:n]) for n in range(len(line) + 1)]
-    middles = [x + (a + b) / 2 for a, b in pairwise(edges)]
-    return [Mark(c, m, y) for c, m in zip(line, middles, strict=True) if c != " "]
+    marks = [
+        Mark(c, (a + b) / 2, -0.3 * face.size)
+        for c, (a, b) in zip(line, pairwise(edges), strict=True)
+    ]
+    return [list(unit) for blank, unit in groupby(marks, lambda m: m.text == " ") if not blank]
 
 
-def _first_marks(line: str, marks: list[Mark]) -> list[Mark]:
-    """One mark per word, at its first character."""
-    firsts, position = [], 0
-    for word in line.split(" "):
-        firsts.append(Mark(word, marks[position].x, marks[position].y))
-        position += len(word)
-    return firsts
+def _moved(unit: list[Mark], x: float, y: float) -> list[Mark]:
+    return [Mark(m.text, m.x + x, m.y + y) for m in unit]
 
 
-def word_targets(words: list[Mark], rows: int, cols: int, cell: int) -> NDArray[np.int64]:
-    """[rows, cols] class of the printed word whose first character is in the cell; 0: none."""
-    targets = np.zeros((rows, cols), np.int64)
-    for mark in words:
-        targets[min(rows - 1, int(mark.y // cell)), min(cols - 1, int(mark.x // cell))] = WORDS.get(
-            mark.text, 0
-        )
-    return targets
+def cell_texts(picture: Picture, lattice: Lattice) -> list[list[list[str]]]:
+    """Per cell what a viewer would note there, "" for nothing: a word that starts in it, a digit,
+    or the colour of a shape; then the point after the digit, or the name of the shape.
 
-
-def cell_texts(
-    picture: Picture, scale: float, rows: int, cols: int, cell: int, slots: int
-) -> list[list[list[str]]]:
-    """Per cell what a viewer would note there: a word that starts in it, or digits in order, or
-    the colour and the name of a shape.
-
-    The letters of words are not noted; "" fills the slots that are left. scale: from the picture's
-    pixels to those of the canvas that the cells divide.
+    The letters of words are not noted.
     """
-    noted: list[list[list[Mark]]] = [[[] for _ in range(cols)] for _ in range(rows)]
-    numeric = [m for m in picture.glyphs if not m.text.isalpha()]
-    words = [m for m in picture.words if m.text in WORDS]
-    for mark in [*numeric, *words, *picture.shapes]:
-        row, col = (int(scale * place // cell) for place in (mark.y, mark.x))
-        noted[min(rows - 1, row)][min(cols - 1, col)].append(mark)
-    texts = [[[m.text for m in sorted(c, key=lambda m: m.x)] for c in row] for row in noted]
-    return [[(c + [""] * slots)[:slots] for c in row] for row in texts]
+    noted = [[[""] * SLOTS_PER_CELL for _ in range(lattice.cols)] for _ in range(lattice.rows)]
+
+    def note(cell: tuple[int, int], slot: int, text: str) -> None:
+        noted[cell[0]][cell[1]][slot] = text
+
+    for unit in picture.units:
+        if unit[0].text.isdigit():
+            for mark, cell in zip(unit, lattice.taken(unit), strict=True):
+                note(cell, 0 if mark.text.isdigit() else 1, mark.text)
+        else:
+            note(lattice.place(unit[0]), 0, "".join(mark.text for mark in unit))
+    for colour, name in picture.shapes:
+        note(lattice.place(colour), 0, colour.text)
+        note(lattice.place(name), 1, name.text)
+    return noted
+
+
+def cell_classes(picture: Picture, lattice: Lattice) -> NDArray[np.int64]:
+    """[rows, columns, SLOTS_PER_CELL] class of what each cell says; 0: nothing."""
+    texts = cell_texts(picture, lattice)
+    return np.array([[[CELL_CLASSES[t] if t else 0 for t in c] for c in row] for row in texts])
 
 
 def glyph_targets(

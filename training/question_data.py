@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from .canvas import lattice
+from .geometry import VisionGeometry
 from .picture_data import Picture, printed
 from .shape_data import shape_question, shapes_picture
 from .vocabulary import Split, prompt, vocabulary
@@ -47,7 +49,7 @@ def question(rng: random.Random, split: Split, size: Size) -> Question:
 
 def reading(rng: random.Random, split: Split, size: Size) -> Question:
     """Read everything, or one price where the lines are those of a receipt."""
-    picture = printed(rng, split, *size)
+    picture = printed(rng, split, *size, lattice(*size, VisionGeometry()))
     lines = [line.split(" ") for line in picture.text.split("\n")]
     items = [line[0] for line in lines]
     receipt = all(len(line) == 2 and "." in line[1] for line in lines)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from PIL import ImageDraw
 
-from .picture_data import Colour, Mark, Picture, Style, add_noise, blank, random_colour
+from .canvas import Mark
+from .picture_data import Colour, Picture, Style, add_noise, blank, random_colour
 from .vocabulary import Split, split_of, vocabulary
 
 
@@ -47,7 +48,7 @@ def _outline(
 
 def _draw_shape(
     draw: ImageDraw.ImageDraw, shape: Shape, box: tuple[float, float, float], rng: random.Random
-) -> list[Mark]:
+) -> tuple[Mark, Mark]:
     """Draw a shape somewhere in its box; marks of its colour and its name, in this order."""
     x, y, room = box
     radius = room * rng.uniform(0.28, 0.46)
@@ -55,7 +56,7 @@ def _draw_shape(
     x, y = (c + rng.uniform(-1, 1) * (room / 2 - radius) for c in (x, y))
     colour = tuple(min(255, max(0, c + rng.randint(-25, 25))) for c in RGB[shape.colour])
     draw.polygon(_outline(shape.name, x, y, radius, turn), fill=colour)
-    return [Mark(shape.colour, x, y), Mark(shape.name, x, y)]
+    return Mark(shape.colour, x, y), Mark(shape.name, x, y)
 
 
 def _choose_shapes(rng: random.Random, split: Split, n: int) -> list[Shape]:
@@ -77,10 +78,10 @@ def shapes_picture(
     cols, rows = int(width // room), int(height // room)
     shapes = _choose_shapes(rng, split, min(rng.randint(1, 5), cols * rows))
     places = rng.sample(range(cols * rows), len(shapes))
-    marks: list[Mark] = []
+    marks = []
     for place, shape in zip(places, shapes, strict=True):
         x, y = (place % cols + 0.5) * width / cols, (place // cols + 0.5) * height / rows
-        marks += _draw_shape(draw, shape, (x, y, room), rng)
+        marks.append(_draw_shape(draw, shape, (x, y, room), rng))
     return Picture(add_noise(image, style, rng), shapes=marks), shapes
 
 

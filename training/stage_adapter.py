@@ -20,7 +20,8 @@ from .clips import joined_text, unit_ids
 from .initial import adapter_parameters
 from .loop import Group, Schedule
 from .model import SampleModel, pad_answers
-from .picture_batch import SLOTS_PER_CELL, cell_words, said
+from .picture_batch import said
+from .picture_data import CELL_WORDS, SLOTS_PER_CELL
 from .prompting import Conversation
 from .question_data import Question, draw_size, question
 from .soft_space import SoftSpace
@@ -57,7 +58,8 @@ def disturbed(
     """
     shape = classes.shape[:-1]
     share = torch.rand(shape, generator=rng)[..., None]
-    other = torch.randint(1, len(space.rows), (*shape, 1), generator=rng)
+    other = torch.zeros_like(classes)
+    other[..., 0] = torch.randint(1, len(space.rows), shape, generator=rng)
     wrong = space.ideal(other) * torch.rand((*shape, 1), generator=rng)
     empty = (classes[..., :1] == 0) & (share < 0.03 * strength)
     blurred = (classes[..., :1] > 0) & (share < 0.1 * strength)
@@ -77,14 +79,28 @@ def frames(text: str, rng: random.Random) -> Tensor:
     return torch.tensor([*heard, *[0] * rng.randint(1, 6)])
 
 
+class IdealClips:
+    """Soft tokens of clips, as an encoder that hears well would give them."""
+
+    def __init__(self, talk: Conversation) -> None:
+        self.space = SoftSpace(talk.model, talk.tokenizer, unit_words())
+        self.noise = torch.Generator().manual_seed(9)
+
+    @torch.no_grad()
+    def listen(self, text: str, rng: random.Random, strength: float = 1.0) -> Tensor:
+        """Soft tokens of a clip that says the text."""
+        classes = frames(text, rng)[:, None]
+        return disturbed(self.space.ideal(classes), classes, self.space, self.noise, strength)
+
+
 class AdapterStage:
     """Answers from ideal soft tokens; the adapter alone learns."""
 
     def __init__(self, adapter: str, talk: Conversation, schedule: Schedule) -> None:
         self.name, self.adapter, self.schedule = f"{adapter}_adapter", adapter, schedule
         self.talk, self.model, self.g = talk, talk.model, talk.model.g.vision
-        self.cells = SoftSpace(self.model, talk.tokenizer, cell_words(), SLOTS_PER_CELL)
-        self.sounds = SoftSpace(self.model, talk.tokenizer, unit_words())
+        self.cells = SoftSpace(self.model, talk.tokenizer, CELL_WORDS, SLOTS_PER_CELL)
+        self.clips = IdealClips(talk)
         self.newline = fixed(self.model, talk.tokenizer, NEWLINE)
         self.separator = fixed(self.model, talk.tokenizer, SEPARATOR)
         self.noise = torch.Generator().manual_seed(8)
@@ -97,44 +113,37 @@ class AdapterStage:
     def groups(self) -> list[Group]:
         return [Group(self.trained)]
 
-    def _soft(self, classes: Tensor, space: SoftSpace, strength: float) -> Tensor:
-        return disturbed(space.ideal(classes), classes, space, self.noise, strength)
-
     @torch.no_grad()
     def look(self, asked: Question, strength: float) -> Tensor:
         """Soft tokens of a picture: rows of its cells, the separator, rows of the global view."""
         sub, whole = said(asked.picture, self.g)
 
         def lines(classes: Tensor) -> Tensor:
-            soft = self._soft(classes, self.cells, strength)
+            ideal = self.cells.ideal(classes)
+            soft = disturbed(ideal, classes, self.cells, self.noise, strength)
             return torch.cat([soft, self.newline.expand(len(soft), 1, -1)], 1).flatten(0, 1)
 
         return torch.cat([lines(sub), self.separator[None], lines(whole)])
 
-    @torch.no_grad()
-    def listen(self, text: str, rng: random.Random, strength: float) -> Tensor:
-        """Soft tokens of a clip that says the text."""
-        return self._soft(frames(text, rng)[:, None], self.sounds, strength)
-
     def _speech(self, rng: random.Random, split: str, strength: float) -> Item:
         kind = rng.random()
-        if kind < 0.04:
+        if kind < 0.06:
             text = ""
         elif kind < 0.14:
             text = transcript(rng, split, "item")
-        elif kind < 0.24:
+        elif kind < 0.22:
             text = transcript(rng, split, "question")
         else:
-            n = 1 if kind < 0.85 else rng.randint(2, 4)
+            n = 1 if kind < 0.8 else rng.randint(2, 7)
             text = joined_text([transcript(rng, split, "phrase") for _ in range(n)])
-        media = [[self.listen(text, rng, strength)]]
+        media = [[self.clips.listen(text, rng, strength)]]
         return Item(self.talk.user(media, [prompt("clip")])[0], text)
 
     def _picture(self, rng: random.Random, split: str, strength: float) -> Item:
         asked = question(rng, split, draw_size(rng))
         media, text = [[self.look(asked, strength)]], asked.text
         if rng.random() < SPOKEN:
-            media.append([self.listen(spoken_form(text), rng, strength)])
+            media.append([self.clips.listen(spoken_form(text), rng, strength)])
             text = ""
         return Item(self.talk.user(media, [text])[0], asked.answer)
 

@@ -75,7 +75,7 @@ class SpeechStage:
         if kind < 0.3:
             return join_items(self.items, rng, rng.randint(2, 6))
         if kind < 0.36:
-            parts = [self.phrases.draw(rng) for _ in range(rng.randint(2, 5))]
+            parts = [self.phrases.draw(rng) for _ in range(rng.randint(2, 7))]
             return joined(parts, [rng.randint(4000, 24000) for _ in parts])
         return (self.questions if kind < 0.45 else self.phrases).draw(rng)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,26 @@ from torch import Tensor
 from .evaluate import evaluate_pictures
 from .initial import adapter_parameters
 from .loop import Group, Schedule, saved_heads
-from .picture_batch import SLOTS_PER_CELL, PictureBatch, cell_words, draw_batch
+from .picture_batch import PictureBatch, draw_batch
+from .picture_data import CELL_WORDS, SLOTS_PER_CELL
 from .prompting import Conversation
 from .soft_space import EMPTY_WEIGHT, SoftSpace, fit_projector
-from .stage_adapter import NEWLINE, SEPARATOR, fixed
+from .speech_synthesis import spoken_form
+from .stage_adapter import NEWLINE, SEPARATOR, SPOKEN, IdealClips, fixed
 from .stage_vision_encoder import ReadingHeads
 
 PATCHES_PER_BATCH = 1900
 BATCHES_PER_BLOCK = 20
 ADAPTER = "vision"
 FITTED_BATCHES = 60
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Pictures with their questions; heard: these as the soft tokens of clips, where spoken."""
+
+    pictures: PictureBatch
+    heard: list[Tensor] | None
 
 
 class VisionStage:
@@ -50,7 +61,8 @@ class VisionStage:
         torch.manual_seed(5)
         self.heads = ReadingHeads(self.model.g.vision.n_embd)
         self.heads.load_state_dict(saved_heads(run_dir, after))
-        self.space = SoftSpace(self.model, talk.tokenizer, cell_words(), SLOTS_PER_CELL)
+        self.space = SoftSpace(self.model, talk.tokenizer, CELL_WORDS, SLOTS_PER_CELL)
+        self.clips = IdealClips(talk)
         self.newline = fixed(self.model, talk.tokenizer, NEWLINE)
         self.separator = fixed(self.model, talk.tokenizer, SEPARATOR)
         if not answering:
@@ -79,20 +91,27 @@ class VisionStage:
             return [Group(projector, 0.5), Group(adapter_parameters(self.model, ADAPTER))]
         return [Group(tower, 0.4), Group(projector), Group(aids)]
 
-    def batches(self, step: int) -> Iterator[PictureBatch]:
+    def batches(self, step: int) -> Iterator[Asked]:
         rng = random.Random(f"{self.name} {step}")
         for _ in range(BATCHES_PER_BLOCK):
-            yield draw_batch(rng, "train", self.model.g.vision, PATCHES_PER_BATCH)
+            batch = draw_batch(rng, "train", self.model.g.vision, PATCHES_PER_BATCH)
+            texts = [spoken_form(q.text) for q in batch.questions]
+            spoken = self.answering and rng.random() < SPOKEN
+            yield Asked(batch, [self.clips.listen(t, rng) for t in texts] if spoken else None)
 
-    def loss(self, batch: PictureBatch) -> tuple[Tensor, dict[str, float]]:
+    def loss(self, asked: Asked) -> tuple[Tensor, dict[str, float]]:
+        batch = asked.pictures
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.answering):
             whole, sub = self.image.features(batch.pixels, batch.mask, batch.grid)
-            reading, figures = self.heads.cell_losses(sub, batch.characters, batch.words)
+            reading, figures = self.heads.cell_losses(sub, batch.characters, batch.said)
         soft = self.image.arrange(whole, sub)
         agreement, figures["said"] = self._agreement(soft, batch)
         if not self.answering:
             return 0.5 * reading + agreement, figures
-        prompts = self.talk.user([soft], [q.text for q in batch.questions])
+        if asked.heard:
+            prompts = self.talk.user([soft, asked.heard], [""] * len(soft))
+        else:
+            prompts = self.talk.user([soft], [q.text for q in batch.questions])
         targets = self.talk.targets(prompts, [q.answer for q in batch.questions])
         answer = self.model.answer_loss(*targets, ADAPTER)
         figures.update(answer=answer.loss.item(), right=answer.accuracy)
@@ -116,7 +135,8 @@ class VisionStage:
             return evaluate_pictures(self.talk, 2 * n, "dev")
         rng, shares = random.Random(7), []
         for _ in range(0, n, 10):
-            _, figures = self.loss(draw_batch(rng, "dev", self.model.g.vision, PATCHES_PER_BATCH))
+            batch = draw_batch(rng, "dev", self.model.g.vision, PATCHES_PER_BATCH)
+            _, figures = self.loss(Asked(batch, None))
             shares.append(figures["said"])
         return {"said": round(sum(shares) / len(shares), 4)}
 

@@ -13,18 +13,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .canvas import Lattice
 from .geometry import VisionGeometry
 from .loop import Group, Schedule
 from .picture_data import (
-    WORDS,
+    CELL_CLASSES,
+    SLOTS_PER_CELL,
     Picture,
+    cell_classes,
     glyph_page,
     glyph_targets,
     printed,
     word_page,
-    word_targets,
 )
 from .prompting import Conversation
+from .question_data import SHAPES
+from .shape_data import shapes_picture
 from .vision import pool
 from .vocabulary import Split, vocabulary
 
@@ -36,15 +40,15 @@ SLOTS = 2
 
 @dataclass(frozen=True)
 class CropBatch:
-    """Whole-crop pictures, the characters in their patches and the words in their cells."""
+    """Whole-crop pictures, the characters in their patches and what their cells are to say."""
 
     pixels: Tensor  # [n, 3, side, side]
     characters: Tensor  # [n, g, g, SLOTS]
-    words: Tensor  # [n, g/2, g/2]
+    said: Tensor  # [n, g/2, g/2, SLOTS_PER_CELL]
 
 
 class ReadingHeads(nn.Module):
-    """Reads characters and words off the features; thrown away later.
+    """Reads characters, and what a cell is to say, off the features; thrown away later.
 
     Characters are read from each patch and from each pooled cell; a word is read from the cell
     of its first character, so that the encoder has to gather what stands to the right.
@@ -56,24 +60,24 @@ class ReadingHeads(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.patch = nn.Linear(width, SLOTS * self.n_character)
         self.cell = nn.Linear(width, 4 * SLOTS * self.n_character)
-        self.word = nn.Linear(width, len(WORDS) + 1)
+        self.said = nn.Linear(width, SLOTS_PER_CELL * (len(CELL_CLASSES) + 1))
 
     def losses(self, x: Tensor, batch: CropBatch) -> tuple[Tensor, dict[str, float]]:
         """x: [n, patches, width] of whole crops."""
         patch, _ = class_loss(self.patch(self.norm(x)), batch.characters)
-        loss, figures = self.cell_losses(pool(x), batch.characters, batch.words)
-        return patch + loss, {"patch": patch.item(), **figures}
+        loss, figures = self.cell_losses(pool(x), batch.characters, batch.said)
+        return 0.5 * patch + loss, {"patch": patch.item(), **figures}
 
     def cell_losses(
-        self, cells: Tensor, characters: Tensor, words: Tensor
+        self, cells: Tensor, characters: Tensor, said: Tensor
     ) -> tuple[Tensor, dict[str, float]]:
-        """cells: [n, rows, cols, width]; characters per patch, words per cell."""
+        """cells: [n, rows, cols, width]; characters per patch, what is said per cell."""
         cells = self.norm(cells)
         logits = self.cell(cells).unflatten(-1, (-1, self.n_character))
         cell, right_characters = class_loss(logits, cell_targets(characters))
-        word, right_words = class_loss(self.word(cells), words)
-        figures = {"cell": cell.item(), "word": word.item()}
-        return cell + word, {**figures, "characters": right_characters, "words": right_words}
+        saying, right = class_loss(self.said(cells), said)
+        figures = {"cell": cell.item(), "saying": saying.item()}
+        return 0.5 * cell + saying, {**figures, "characters": right_characters, "read": right}
 
 
 def class_loss(logits: Tensor, target: Tensor) -> tuple[Tensor, float]:
@@ -105,6 +109,7 @@ class VisionEncoderStage:
     def __init__(self, talk: Conversation, _: Path, schedule: Schedule) -> None:
         self.schedule, self.g = schedule, talk.model.g.vision
         self.tower = talk.model.image.img_processor
+        self.lattice = Lattice.of_crop(self.g)
         torch.manual_seed(3)
         self.heads = ReadingHeads(self.g.n_embd)
         self.difficulty, self.level = 0.0, 0.0
@@ -119,12 +124,19 @@ class VisionEncoderStage:
     def _picture(self, rng: random.Random, split: Split) -> Picture:
         side, kind = self.g.crop, rng.random() / max(self.difficulty, 1e-6)
         if split != "train":
-            return printed(rng, split, side, side)
-        if kind < 0.2:
-            return printed(rng, split, side, side, self.difficulty)
-        if kind < 0.7:
-            return word_page(rng, side, side, self.difficulty)
+            return self._asked_about(rng, split)
+        if kind < 0.4:
+            return self._asked_about(rng, split, self.difficulty)
+        if kind < 0.8:
+            return word_page(rng, side, self.lattice, self.difficulty)
         return glyph_page(rng, side, self.g.patch, self.difficulty)
+
+    def _asked_about(self, rng: random.Random, split: Split, strength: float = 1.0) -> Picture:
+        """A picture as questions have it."""
+        side = self.g.crop
+        if rng.random() < SHAPES:
+            return shapes_picture(rng, split, side, side)[0]
+        return printed(rng, split, side, side, self.lattice, strength)
 
     def batch(self, rng: random.Random, split: Split, n: int) -> CropBatch:
         return crop_batch([self._picture(rng, split) for _ in range(n)], self.g)
@@ -146,9 +158,9 @@ class VisionEncoderStage:
         rng, rights = random.Random(7), []
         for _ in range(0, n, 20):
             _, figures = self.heads.losses(*self._features(rng))
-            rights.append((figures["characters"], figures["words"]))
-        characters, words = np.mean(rights, 0)
-        return {"characters": round(float(characters), 4), "words": round(float(words), 4)}
+            rights.append((figures["characters"], figures["read"]))
+        characters, read = np.mean(rights, 0)
+        return {"characters": round(float(characters), 4), "read": round(float(read), 4)}
 
     def _features(self, rng: random.Random) -> tuple[Tensor, CropBatch]:
         batch = self.batch(rng, "dev", 20)
@@ -170,8 +182,7 @@ def crop_batch(pictures: list[Picture], g: VisionGeometry) -> CropBatch:
     """Pictures of one crop's size with their targets."""
     pixels = torch.from_numpy(np.stack([np.asarray(p.image) for p in pictures]))
     pixels = (pixels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5
-    half = g.grid // 2
     characters = [glyph_targets(p.glyphs, g.grid, g.grid, g.patch) for p in pictures]
-    words = [word_targets(p.words, half, half, 2 * g.patch) for p in pictures]
-    stacked = (torch.from_numpy(np.stack(x)) for x in (characters, words))
+    said = [cell_classes(p, Lattice.of_crop(g)) for p in pictures]
+    stacked = (torch.from_numpy(np.stack(x)) for x in (characters, said))
     return CropBatch(pixels.contiguous(), *stacked)

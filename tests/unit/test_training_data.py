@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFont
 from training import clips, picture_data, speech_synthesis, text_data
+from training.canvas import Lattice, Mark
 from training.clips import Span, Utterance
 from training.geometry import DecoderGeometry
-from training.picture_data import Mark
+from training.picture_data import Picture
 from training.shape_data import shape_question, shapes_picture
 from training.tokenizer import SPECIALS, Tokenizer
-from training.vocabulary import split_of, vocabulary
+from training.vocabulary import Split, split_of, vocabulary
 
 SPLITS = ("train", "dev", "test")
 
@@ -155,6 +156,12 @@ class TestSpans:
         assert speech_synthesis.spelled("red 12", pause=True) == "red, one two"
 
 
+def printed(rng: random.Random, split: Split, strength: float = 1.0) -> Picture:
+    """Print in a picture of two crops."""
+    lattice = Lattice(scale=1.0, rows=6, cols=12, cell=28, per_crop=6)
+    return picture_data.printed(rng, split, 336, 168, lattice, strength)
+
+
 class TestPictures:
     @pytest.fixture(autouse=True)
     def font(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,14 +176,26 @@ class TestPictures:
         assert targets[2, 3].tolist() == [number["$"], 0]  # what is outside goes to the edge
         assert np.count_nonzero(targets) == 3
 
-    def test_words_are_in_the_cell_that_they_begin_in(self) -> None:
-        targets = picture_data.word_targets([Mark("tax", 30, 30), Mark("12", 0, 0)], 2, 3, 28)
-        assert targets[1, 1] == picture_data.WORDS["tax"]
-        assert np.count_nonzero(targets) == 1
+    def test_a_word_is_noted_where_it_begins_and_digits_one_per_cell(self) -> None:
+        lattice = Lattice(scale=1.0, rows=2, cols=6, cell=28, per_crop=6)
+        word = [Mark("t", 30, 30), Mark("a", 45, 30), Mark("x", 60, 30)]
+        number = [Mark("1", 60, 5), Mark("2", 75, 5), Mark(".", 82, 5), Mark("5", 90, 5)]
+        picture = Picture(Image.new("RGB", (168, 56)), units=[word, number])
+        row_of_number, row_of_word = picture_data.cell_texts(picture, lattice)
+        nothing = ["", ""]
+        assert row_of_word == [nothing, ["tax", ""], *[nothing] * 4]
+        assert row_of_number == [nothing, nothing, ["1", ""], ["2", "."], ["5", ""], nothing]
+
+    def test_a_unit_that_a_crop_cuts_or_has_no_cells_for_does_not_fit(self) -> None:
+        lattice = Lattice(scale=1.0, rows=6, cols=12, cell=28, per_crop=6)
+        assert lattice.fits([Mark("1", 120, 40), Mark("2", 140, 40)], size=20)
+        assert not lattice.fits([Mark("1", 155, 40), Mark("2", 175, 40)], size=20)  # two crops
+        assert not lattice.fits([Mark(c, 130 + 9 * n, 40) for n, c in enumerate("123")], size=20)
+        assert lattice.fits([Mark(c, 130 + 9 * n, 40) for n, c in enumerate("tax")], size=20)
 
     def test_print_is_where_its_marks_say(self) -> None:
         for seed in range(4):
-            picture = picture_data.printed(random.Random(seed), "train", 336, 168, strength=0)
+            picture = printed(random.Random(seed), "train", strength=0)
             letters = [m.text for m in picture.glyphs]
             assert letters == [c for c in picture.text if not c.isspace()]
             pixels = np.asarray(picture.image.convert("L"), np.int32)
@@ -190,7 +209,7 @@ class TestPictures:
         rng = random.Random(7)
         for split in SPLITS:
             for _ in range(6):
-                text = picture_data.printed(rng, split, 336, 168).text
+                text = printed(rng, split).text
                 alone = text in vocabulary()["print_words"]
                 assert alone or split_of(*text.split("\n")) == split
 
