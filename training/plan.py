@@ -23,6 +23,8 @@ from .stage_vision_encoder import VisionEncoderStage
 from .tokenizer import Tokenizer
 
 SYNTHESIS = "synthesis"
+# Written by from_bundle.py: weights to begin from.
+START = "start.safetensors"
 
 
 @dataclass(frozen=True)
@@ -55,13 +57,13 @@ STAGES: dict[str, StagePlan] = {
 
 
 def assemble(run_dir: Path, tokenizer: Tokenizer, stages: list[str]) -> SampleModel:
-    """The initial model with the float16 weights of the given stages laid over it, in order."""
+    """The initial model with the start and the given stages' float16 weights laid over it."""
     model = initial_model(Geometry(), tokenizer)
-    for name in stages:
-        path = run_dir / name / "weights.safetensors"
+    shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
+    for path in [run_dir / START, *(run_dir / name / "weights.safetensors" for name in stages)]:
         if path.exists():
-            unknown = model.load_state_dict(load_file(str(path)), strict=False).unexpected_keys
-            assert not unknown, f"{path}: {unknown}"
+            weights = {name: t.view(shapes[name]) for name, t in load_file(str(path)).items()}
+            model.load_state_dict(weights, strict=False)
     return model
 
 
