@@ -180,6 +180,16 @@ class TestPixels:
         assert found[:, :, 5, 5].tolist() == [[1, -1, -1], [1, -1, -1], [-1, -1, 1]]
         assert found[0, :, 5, 440].tolist() == [-1, -1, 1]
 
+    @pytest.mark.parametrize(("width", "height"), [(448, 448), (200, 150), (96, 448)])
+    def test_the_global_crop_of_one_crop_is_that_crop(self, width: int, height: int) -> None:
+        image = Image.fromarray(
+            np.random.default_rng(1).integers(0, 256, (height, width, 3), np.uint8)
+        )
+        plan = plan_crops(width, height, PUBLISHED)
+        whole, crop = cut_crops(image, plan, PUBLISHED)
+        assert plan.n_crops == 1
+        assert whole.tobytes() == crop.tobytes()
+
     def test_padding_is_white(self) -> None:
         found = cut_crops(Image.new("RGB", (448, 100)), plan_crops(448, 100, PUBLISHED), PUBLISHED)
         assert (found[1, :, :100] == -1).all()

@@ -249,8 +249,51 @@ def test_mistakes_are_visible_in_a_picture(
 
 def test_a_crop_without_valid_patches_gives_no_tokens(vision_encoder: VisionEncoder) -> None:
     crop = random(3, 56, 56)
-    assert vision_encoder._encode_crop(crop, 4, 0, Taps()).shape == (2, 0, VISION.n_embd)
-    assert vision_encoder._encode_crop(crop, 0, 4, Taps()).shape == (0, 2, VISION.n_embd)
+    assert vision_encoder._encode_crop(crop, 4, 0, Taps()).pooled.shape == (2, 0, VISION.n_embd)
+    assert vision_encoder._encode_crop(crop, 0, 4, Taps()).pooled.shape == (0, 2, VISION.n_embd)
+
+
+def computed_crops(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the patches that are computed from now on, crop by crop."""
+    shapes: list[tuple[int, ...]] = []
+    compute = VisionEncoder._compute
+    monkeypatch.setattr(
+        VisionEncoder,
+        "_compute",
+        lambda self, patches, *rest: shapes.append(patches.shape) or compute(self, patches, *rest),
+    )
+    return shapes
+
+
+def test_equal_crops_are_encoded_once_and_give_what_two_give(
+    monkeypatch: pytest.MonkeyPatch, model: Model, vision_encoder: VisionEncoder
+) -> None:
+    layout, crop = plan(56, 56), random(3, 56, 56)
+    crops = np.stack([crop, crop])
+    alone = [vision_encoder._encode_crop(crop, *v, Taps()).pooled for v in layout.crop_valid]
+    file = model.file
+    newline, separator = (file.data(n) for n in ("v.image_newline", "v.view_seperator"))
+    both = vision_encoder._projector.project(siglip.arrange(alone, layout, newline, separator))
+    shapes = computed_crops(monkeypatch)
+    taps = Taps(["vis.layer1"])
+    once = vision_encoder.encode(crops, layout, taps=taps)
+    assert len(shapes) == 1
+    assert np.array_equal(once, both)
+    assert len(taps.pieces("vis.layer1")) == 2
+    assert error(once, reference.vision(model.tensors, crops, layout, VISION)) <= TOLERANCE
+
+
+def test_crops_that_differ_in_a_bit_or_in_their_mask_are_not_shared(
+    monkeypatch: pytest.MonkeyPatch, vision_encoder: VisionEncoder
+) -> None:
+    crop = random(3, 56, 56)
+    other = crop.copy()
+    other[2, 55, 55] = np.nextafter(other[2, 55, 55], np.float32(9))
+    shapes = computed_crops(monkeypatch)
+    vision_encoder.encode(np.stack([crop, other]), plan(56, 56))
+    assert len(shapes) == 2
+    vision_encoder.encode(np.stack([crop, crop]), plan(20, 56))
+    assert len(shapes) == 4
 
 
 def test_picture_taps(model: Model, vision_encoder: VisionEncoder) -> None:

@@ -10,6 +10,7 @@ the result; ``vis.hd_tokens`` (n_tokens, n_embd); ``vis.projected`` (n_tokens, n
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,19 @@ class PatchOrder:
     n_valid: int
     height: int
     width: int
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedCrop:
+    """What is left of a crop once it is encoded.
+
+    Attributes:
+        pooled: (pooled rows, pooled cols, n_embd) of the valid part.
+        tapped: intermediate tensors by name, (n_patches, n_embd).
+    """
+
+    pooled: Array
+    tapped: dict[str, Array]
 
 
 def order_patches(valid_rows: int, valid_cols: int, pool: int) -> PatchOrder:
@@ -207,6 +221,9 @@ class VisionEncoder:
     ) -> Generator[None, None, Array]:
         """Encode one picture; pauses after each crop, about every ten seconds on two cores.
 
+        Equal crops are encoded once.  A picture of one whole crop has two of them, since nothing
+        is left to resample for the global one; the margins of a scanned page have more.
+
         Args:
             crops: float32 (1 + n_crops, 3, crop_size, crop_size), the global crop first.
             plan: of the picture.
@@ -222,10 +239,15 @@ class VisionEncoder:
         h = self.hparams
         assert crops.shape == (1 + plan.n_crops, 3, h.image_size, h.image_size)
         taps = taps or Taps()
+        encoded: dict[tuple[bytes, tuple[int, int]], EncodedCrop] = {}
         pooled = []
         for crop, valid in zip(crops, plan.crop_valid, strict=True):
-            pooled.append(self._encode_crop(crop, *valid, taps))
-            yield
+            key = (hashlib.sha256(crop.tobytes()).digest(), valid)
+            if key not in encoded:
+                encoded[key] = self._encode_crop(crop, *valid, taps)
+                yield
+            pooled.append(encoded[key].pooled)
+            taps.add_all(encoded[key].tapped)
         tokens = arrange(pooled, plan, self._newline, self._separator)
         assert len(tokens) == plan.n_tokens
         taps.add("vis.hd_tokens", tokens)
@@ -233,21 +255,24 @@ class VisionEncoder:
         taps.add("vis.projected", projected)
         return projected
 
-    def _encode_crop(self, crop: Array, valid_rows: int, valid_cols: int, taps: Taps) -> Array:
-        """(3, crop_size, crop_size) -> (pooled rows, pooled cols, n_embd) of the valid part."""
+    def _encode_crop(
+        self, crop: Array, valid_rows: int, valid_cols: int, taps: Taps
+    ) -> EncodedCrop:
+        """Encode (3, crop_size, crop_size), of which the top left patches are valid."""
         h = self.hparams
         order = order_patches(valid_rows, valid_cols, h.pool)
         grid = np.full((h.n_side, h.n_side, h.n_embd), np.nan, np.float32)
+        tapped = {}
         if order.n_valid > 0:
             patches = cut_patches(crop, h.patch_size)[order.rows, order.cols]
             positions = self._positions[position_ids(order, valid_rows, valid_cols, h.n_side)]
             outputs = self._compute(patches, positions, order.n_valid, taps)
             x = outputs.pop("x")
-            for name, tapped in outputs.items():
-                grid[order.rows, order.cols] = tapped
-                taps.add(name, grid.reshape(h.n_patches, h.n_embd).copy())
+            for name, output in outputs.items():
+                grid[order.rows, order.cols] = output
+                tapped[name] = grid.reshape(h.n_patches, h.n_embd).copy()
             grid[order.rows, order.cols] = x
-        return average_pool(grid[: order.height, : order.width], h.pool)
+        return EncodedCrop(average_pool(grid[: order.height, : order.width], h.pool), tapped)
 
     def _compute(
         self, patches: Array, positions: Array, n_valid: int, taps: Taps
