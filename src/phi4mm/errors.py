@@ -59,9 +59,10 @@ class PromptTooLong(InputError):
         n_ctx: positions the context has for one sequence.
     """
 
-    def __init__(self, n_tokens: int, n_ctx: int) -> None:
+    def __init__(self, n_tokens: int, n_ctx: int, *, is_least: bool = False) -> None:
+        """Say how many tokens there are, or how many at least."""
         super().__init__(
-            f"the prompt has {n_tokens} tokens, the context holds {n_ctx}: "
+            f"the prompt has {'at least ' * is_least}{n_tokens} tokens, the context holds {n_ctx}: "
             f"shorten it, use smaller media, or raise the context size (-c)"
         )
         self.n_tokens = n_tokens

@@ -64,6 +64,17 @@ def test_a_folder_gives_all_its_parts(tmp_path: Path) -> None:
         assert all(bundle.supports(mode) for mode in MODES.values())
 
 
+def test_only_what_a_mode_needs_is_left_and_it_still_answers_it(tmp_path: Path) -> None:
+    with Bundle.open(write_bundle(tmp_path / "b")) as bundle:
+        for mode in (TEXT, PICTURE, SOUND, BOTH):
+            part = bundle.only(mode)
+            assert part.supports(mode)
+            assert set(part.adapters) == ({mode.adapter} - {None})
+            assert (part.mmproj is None) == (mode == TEXT)
+        assert set(bundle.adapters) == {"vision", "speech"}
+        assert not bundle.only(TEXT).supports(PICTURE)
+
+
 def test_a_decoder_file_gives_the_files_beside_it_with_its_id(tmp_path: Path) -> None:
     folder = write_bundle(tmp_path / "b")
     (folder / "other-decoder.gguf").write_bytes(decoder_bytes(h=replace(DECODER, n_layer=1)))

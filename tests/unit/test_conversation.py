@@ -139,3 +139,13 @@ class TestFiles:
         path.write_bytes(data)
         with pytest.raises(InputError, match="is not a saved conversation"):
             load_conversation(path)
+
+
+@pytest.mark.parametrize("make", [
+    lambda text: Turn(user_message("hi"), text),
+    lambda text: Conversation(text),
+])  # fmt: skip
+def test_half_a_surrogate_pair_is_refused_where_it_comes_in(make: Any) -> None:
+    make("\U0001f600")
+    with pytest.raises(InputError, match="not valid Unicode at character 1: give UTF-8 text"):
+        make("a\ud83d")

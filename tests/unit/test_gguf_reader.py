@@ -20,6 +20,7 @@ from phi4mm.errors import ModelFileError
 from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.header import MAX_HEADER_BYTES, MAX_STRINGS, MAX_TENSORS, parse_header
 from phi4mm.modelfile.reader import GGUFFile
+from phi4mm.modelfile.string_walk import short_lengths
 
 HUGE = 1 << 62
 SMALL = gguf(
@@ -145,6 +146,39 @@ def test_a_vocabulary_of_real_size_is_read_in_a_moment(write: Callable[[bytes], 
         assert file.metadata["tokens"] == tokens
         assert len(file.metadata["merges"]) == len(tokens)
     assert time.process_time() - start < 1.5
+
+
+# Lengths around 256, where a second byte begins to count; NULs and numbers look like lengths.
+strings = st.lists(
+    st.one_of(
+        st.binary(max_size=20),
+        st.integers(250, 260).map(lambda n: b"x" * n),
+        st.sampled_from([b"", bytes(8), bytes(17), struct.pack("<Q", 3), b"\x05" + bytes(7)]),
+    ),
+    max_size=12,
+)
+
+
+@given(strings)
+@settings(max_examples=60)
+def test_many_strings_are_passed_over_as_one_by_one(odd: list[bytes]) -> None:
+    texts = [b"plain"] * 70 + odd + [b"p"] * 70 + odd
+    data = gguf([entry("a", "str[]", texts), entry("b", "u32", 7)])
+    header = parse_header(memoryview(data), "m.gguf")
+    assert header.metadata["b"] == 7
+    walked = header.metadata.entry("a").value
+    assert len(walked) == len(texts)
+    assert walked._lengths.tolist() == [len(text) for text in texts]
+
+
+def test_short_strings_are_found_at_once_up_to_the_first_that_is_not() -> None:
+    short = [b"t%d" % n for n in range(500)]
+    data = b"".join(struct.pack("<Q", len(text)) + text for text in short)
+    assert short_lengths(memoryview(data)).tolist() == [len(text) for text in short]
+    after = struct.pack("<Q", 256) + b"x" * 256 + data
+    assert len(short_lengths(memoryview(data + after))) == len(short)
+    assert len(short_lengths(memoryview(after))) == 0
+    assert len(short_lengths(memoryview(b"short"))) == 0
 
 
 # ---- malformed files, each with what is said about it
@@ -408,6 +442,10 @@ def bytes_entry(key: str, n: int) -> bytes:
 
 HOSTILE = {
     "as many strings as may be": lambda: gguf([entry("a", "str[]", [b"ab"] * MAX_STRINGS)]),
+    "as many empty strings as may be": lambda: gguf([entry("a", "str[]", [b""] * MAX_STRINGS)]),
+    "strings that stop the search for short ones": lambda: gguf(
+        [entry("a", "str[]", [b"a" * 256] * 60_000)]
+    ),
     "strings of wide characters": lambda: gguf(
         [entry(f"a{n}", "str", "a" * ((1 << 20) - 4) + "\U0001f600") for n in range(15)]
     ),

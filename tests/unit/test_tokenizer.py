@@ -2,15 +2,22 @@
 
 import json
 import shutil
+import threading
+import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer as HFTokenizer
 
 from oracle.checkpoint import DATA
 from phi4mm.convert import convert_checkpoint
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, PromptTooLong
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.modelfile.keys import Tokenizer as Keys
+from phi4mm.prompt import tokenizer
 from phi4mm.prompt.chunk import PromptBuilder
+from phi4mm.prompt.message import user_message
 from phi4mm.prompt.tokenizer import Detokenizer, Tokenizer
 
 CORPUS = (
@@ -30,6 +37,11 @@ CORPUS = (
     " leading and trailing ",
     "\x00\x01\x7f control",
     "",
+)
+# What stands beside a place where a long text may be cut, and what the pattern joins.
+PIECES = (
+    *("hello", "I", "it", "'s", "e\u0301", "日", "の", "カ", "ー", "12", "4567", "A", "ñ"),
+    *(" ", "  ", "\n", "\r\n", "\t", ".", "...", ",", "、", "。", "!?", "'", "-", "\u3000", "/"),
 )
 LOOKALIKES = (
     "<|end|>", "<|image_1|>", "x<|endoftext10|>y", "<|user|>hi<|assistant|>", "<|tool_call|>[]",
@@ -57,6 +69,38 @@ def test_ids_equal_the_checkpoints_tokenizer(pair, text):
 def test_decoding_gives_the_text_back(pair, text):
     ours, _ = pair
     assert ours.decode(ours.encode(text)) == text
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(words=st.lists(st.sampled_from(PIECES), max_size=40), size=st.integers(1, 30))
+def test_a_long_text_is_cut_where_nothing_changes(pair, words, size):
+    ours, reference = pair
+    text = "".join(words)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "_PART", size)
+        assert ours.encode(text) == reference.encode(text, add_special_tokens=False).ids
+
+
+def test_other_threads_work_while_a_long_text_is_tokenised(pair):
+    ours, _ = pair
+    done, gaps = threading.Event(), []
+
+    def watch():
+        last = time.perf_counter()
+        while not done.wait(0.001):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    began = time.perf_counter()
+    for text in ("hello world. " * 30_000, "a" * 300_000):
+        assert len(ours.encode(text)) > 20_000
+    seconds = time.perf_counter() - began
+    done.set()
+    thread.join()
+    assert max(gaps) < seconds / 4
 
 
 @pytest.mark.parametrize("text", LOOKALIKES)
@@ -138,3 +182,16 @@ def test_and_stay_where_it_does_not(bundle_dir, prompt):
         (chunk,) = builder.raw(prompt).chunks
     reference = HFTokenizer.from_file(str(DATA / "tiny" / "tokenizer.json"))
     assert list(chunk.ids) == reference.encode(prompt, add_special_tokens=False).ids
+
+
+def test_text_that_cannot_fit_is_refused_before_it_is_tokenised(bundle_dir, monkeypatch):
+    with Bundle.open(bundle_dir("tiny")) as bundle:
+        ours = Tokenizer(bundle.decoder.file.metadata)
+        builder = PromptBuilder(bundle, ours, n_ctx=10)
+        longest = max(map(len, bundle.decoder.file.metadata.strings(Keys.TOKENS)))
+        fitting = "a" * (11 * longest - 1)
+        assert builder.raw(fitting).n_tokens >= 10
+        monkeypatch.setattr(Tokenizer, "encode", None)
+        for build in (builder.raw, lambda text: builder.chat([user_message(text)])):
+            with pytest.raises(PromptTooLong, match="at least 11 tokens, the context holds 10"):
+                build(fitting + "a")

@@ -50,8 +50,8 @@ _EXIT_CODES: dict[type[Phi4MMError], int] = {
 }
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all verbs; every verb's module adds its own."""
+def build_parser(verb_names: Sequence[str] = VERBS) -> argparse.ArgumentParser:
+    """The parser of these verbs; every verb's module adds its own."""
     parser = Parser(
         prog="phi4mm",
         description="Phi-4-multimodal-instruct (text, pictures, sound) on your own machine.",
@@ -61,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         "-v", "--verbose", action="store_true", help="show the native library's log on stderr"
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    for verb in VERBS:
+    for verb in verb_names:
         import_module(f"phi4mm.cli.{verb}").add_parser(verbs)
     for verb_parser in verbs.choices.values():
         verb_parser.set_defaults(parser=verb_parser)
@@ -90,7 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args, unknown = build_parser().parse_known_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    args, unknown = build_parser(_verbs_of(argv)).parse_known_args(argv)
     if unknown:
         args.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     logging.basicConfig(
@@ -107,6 +108,15 @@ def _run(argv: Sequence[str] | None) -> int:
         raise InputError(args.parser.in_flags(error)) from error
     sys.stdout.flush()
     return code
+
+
+def _verbs_of(argv: Sequence[str]) -> Sequence[str]:
+    """The verb that a command line names; all of them where it names none.
+
+    No option before the verb takes a value.  Other verbs' modules need not be imported then.
+    """
+    first = next((word for word in argv if not word.startswith("-")), None)
+    return [first] if first in VERBS else VERBS
 
 
 def _prepare_streams() -> None:

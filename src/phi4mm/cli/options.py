@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from phi4mm.api import Phi4MM
     from phi4mm.engine.parameters import SamplingParams
+    from phi4mm.modality import Mode
     from phi4mm.modelfile.bundle import Bundle
     from phi4mm.native.device import Offload
 
@@ -201,12 +202,16 @@ def open_bundle(args: argparse.Namespace) -> Bundle:
     )
 
 
-def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi4MM:
+def open_model(
+    args: argparse.Namespace, *, keep_embeddings: bool = True, mode: Mode | None = None
+) -> Phi4MM:
     """Load what the model flags name; says so on stderr where it is the sample.
 
     Args:
         args: the parsed flags.
         keep_embeddings: whether a picture or clip may come a second time.
+        mode: of all that will be asked, where that is known: what it does not need is checked but
+            not loaded.  An adapter takes seconds and half a gigabyte.
 
     Raises:
         ModelFileError: a file cannot be used.
@@ -215,8 +220,9 @@ def open_model(args: argparse.Namespace, *, keep_embeddings: bool = True) -> Phi
     from phi4mm.api import Phi4MM
     from phi4mm.engine.parameters import DEFAULT_ENCODER_CACHE_BYTES
 
+    bundle = open_bundle(args)
     return Phi4MM(
-        open_bundle(args),
+        bundle if mode is None else bundle.only(mode),
         n_ctx=args.ctx_size,
         n_threads=args.threads,
         offload=offload(args),

@@ -50,10 +50,12 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 def run(args: argparse.Namespace) -> int:
     """Answer, on stdout; everything else goes to stderr."""
     from phi4mm.cli.stream import interruptible
+    from phi4mm.modality import mode_of
 
     messages = _messages(args)
     sampling = sampling_params(args)
-    with open_model(args) as model:
+    mode = mode_of(n_images=len(args.image), n_audios=len(args.audio))
+    with open_model(args, mode=mode) as model:
         answer = interruptible(model.generate(messages, sampling), model.cancel)
         with closing(answer):
             if args.json:

@@ -10,7 +10,7 @@ import logging
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 from types import TracebackType
@@ -27,9 +27,9 @@ from phi4mm.modelfile.part import (
     AdapterPart,
     DecoderPart,
     MmprojPart,
-    open_adapter,
-    open_decoder,
-    open_mmproj,
+    check_adapter,
+    check_decoder,
+    check_mmproj,
 )
 
 AnyPath = str | PathLike[str]
@@ -82,19 +82,19 @@ class Bundle:
         loras: dict[AdapterName, AnyPath | None] = {"vision": vision_lora, "speech": speech_lora}
         named = {name: _path(lora) for name, lora in loras.items() if lora is not None}
         files = find_files(_path(path), None if mmproj is None else _path(mmproj), named)
-        decoder = open_decoder(files.decoder)
+        decoder = check_decoder(files.decoder)
         warnings = [*files.warnings, *_decoder_warnings(decoder)]
         encoders = None
         if files.mmproj is not None:
-            encoders = open_mmproj(files.mmproj)
+            encoders = check_mmproj(files.mmproj)
             _check_widths(decoder, encoders)
             warnings += _check_ids(decoder, encoders)
         adapters: dict[AdapterName, AdapterPart] = {}
         for name, file in files.adapters.items():
             if decoder.hparams.merged_adapter is not None:
-                warnings.append(_unused_adapter(decoder, file, is_named=name in named))
+                warnings.append(_unused_adapter(decoder, file.path, is_named=name in named))
                 continue
-            adapters[name] = open_adapter(file, decoder)
+            adapters[name] = check_adapter(file, decoder)
             warnings += _check_name(adapters[name], name) + _check_ids(decoder, adapters[name])
         for warning in warnings:
             _log.warning("%s", warning)
@@ -114,6 +114,12 @@ class Bundle:
     def audio(self) -> AudioHParams | None:
         """Hyper-parameters of the audio encoder, if there is one."""
         return self.mmproj.audio if self.mmproj else None
+
+    def only(self, mode: Mode) -> Bundle:
+        """The same bundle with the parts that one mode needs, as far as they are here."""
+        adapters = {name: part for name, part in self.adapters.items() if name == mode.adapter}
+        needs_encoders = mode.adapter is not None or mode.audio_projection is not None
+        return replace(self, mmproj=self.mmproj if needs_encoders else None, adapters=adapters)
 
     def supports(self, mode: Mode) -> bool:
         """Whether this bundle has what a mode needs."""

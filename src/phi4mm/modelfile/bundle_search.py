@@ -19,7 +19,7 @@ SUFFIX: Final = ".gguf"
 
 @dataclass(frozen=True, slots=True)
 class BundleFiles:
-    """The files of a bundle, found but not yet checked.
+    """The files of a bundle, found and open but not yet checked against each other.
 
     Attributes:
         decoder: the decoder's file.
@@ -28,15 +28,15 @@ class BundleFiles:
         warnings: files that were left out, and why.
     """
 
-    decoder: Path
-    mmproj: Path | None
-    adapters: Mapping[AdapterName, Path]
+    decoder: GGUFFile
+    mmproj: GGUFFile | None
+    adapters: Mapping[AdapterName, GGUFFile]
     warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    path: Path
+    file: GGUFFile
     role: Role | None
     adapter: object
     bundle_id: str | None
@@ -61,7 +61,8 @@ def find_files(
         adapters: the adapter files that the caller names.
 
     Raises:
-        ModelFileError: there is no decoder, or more than one file for the same part.
+        ModelFileError: there is no decoder, more than one file for the same part, or a file that
+            is needed cannot be read.
     """
     if path.is_dir():
         found = _search_folder(path)
@@ -69,17 +70,21 @@ def find_files(
         if decoder is None:
             raise ModelFileError(f"{path}: {_no_decoder(path)}")
     else:
-        decoder, found = path, _search_siblings(path)
-    if mmproj is None:
-        mmproj = _the_one(found.candidates, "mmproj", path, "--mmproj FILE")
-    chosen = dict(adapters)
+        decoder = GGUFFile.open(path)
+        found = _search_siblings(decoder)
+    encoders = (
+        _the_one(found.candidates, "mmproj", path, "--mmproj FILE")
+        if mmproj is None
+        else GGUFFile.open(mmproj)
+    )
+    chosen = {name: GGUFFile.open(adapter) for name, adapter in adapters.items()}
     for name in ADAPTER_NAMES:
         if name not in chosen:
             of_name = [c for c in found.candidates if c.adapter == name]
             adapter = _the_one(of_name, "adapter", path, f"--{name}-lora FILE")
             if adapter is not None:
                 chosen[name] = adapter
-    return BundleFiles(decoder, mmproj, chosen, tuple(found.warnings))
+    return BundleFiles(decoder, encoders, chosen, tuple(found.warnings))
 
 
 def _search_folder(folder: Path) -> _Found:
@@ -99,15 +104,14 @@ def _search_folder(folder: Path) -> _Found:
     return found
 
 
-def _search_siblings(decoder: Path) -> _Found:
+def _search_siblings(decoder: GGUFFile) -> _Found:
     """The parts beside a decoder file that name its bundle id; other files are not our business."""
     found = _Found()
-    with GGUFFile.open(decoder) as file:
-        bundle_id = bundle_id_of(file.metadata)
+    bundle_id = bundle_id_of(decoder.metadata)
     if bundle_id is None:
         return found
-    for path in _gguf_files(decoder.parent):
-        if path.name == decoder.name:
+    for path in _gguf_files(decoder.path.parent):
+        if path.name == decoder.path.name:
             continue
         try:
             candidate = _recognise(path)
@@ -127,19 +131,20 @@ def _gguf_files(folder: Path) -> Iterable[Path]:
 
 
 def _recognise(path: Path) -> _Candidate:
-    with GGUFFile.open(path) as file:
-        metadata = file.metadata
-        return _Candidate(
-            path, role_of(metadata), metadata.get(keys.Adapter.NAME), bundle_id_of(metadata)
-        )
+    file = GGUFFile.open(path)
+    metadata = file.metadata
+    adapter, bundle_id = metadata.get(keys.Adapter.NAME), bundle_id_of(metadata)
+    return _Candidate(file, role_of(metadata), adapter, bundle_id)
 
 
-def _the_one(candidates: Iterable[_Candidate], role: Role, place: Path, option: str) -> Path | None:
-    paths = [candidate.path for candidate in candidates if candidate.role == role]
-    if len(paths) > 1:
-        names = ", ".join(path.name for path in paths)
+def _the_one(
+    candidates: Iterable[_Candidate], role: Role, place: Path, option: str
+) -> GGUFFile | None:
+    files = [candidate.file for candidate in candidates if candidate.role == role]
+    if len(files) > 1:
+        names = ", ".join(file.path.name for file in files)
         raise ModelFileError(f"{place}: several files for one part: {names}; choose with {option}")
-    return paths[0] if paths else None
+    return files[0] if files else None
 
 
 def _no_decoder(folder: Path) -> str:

@@ -20,6 +20,7 @@ from phi4mm.modelfile import keys
 from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.keys import ValueType
 from phi4mm.modelfile.metadata import Entry, Metadata, NumericArray, StringArray
+from phi4mm.modelfile.string_walk import Lengths, short_lengths
 
 MAGIC: Final = b"GGUF"
 VERSIONS: Final = (2, 3)
@@ -45,6 +46,10 @@ _DTYPES: Final[dict[ValueType, np.dtype[np.generic]]] = {
     "u32": np.dtype("<u4"), "i32": np.dtype("<i4"), "u64": np.dtype("<u8"), "i64": np.dtype("<i8"),
     "f32": np.dtype("<f4"), "f64": np.dtype("<f8"), "bool": np.dtype("?"),
 }  # fmt: skip
+# Strings walked over between two searches for many, and how many a search must find to be worth
+# it.  Where it is not, the walks grow: a file of strings that stop each search costs little.
+_FEWEST_STEPS: Final = 64
+_WORTH_A_SEARCH: Final = 1024
 _TENSOR_TYPES: Final = frozenset(map(int, GGMLType))
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")
@@ -195,8 +200,24 @@ class _Cursor:
             self.fail(f"{self.where} has the name {text!r}, must be printable ASCII, not empty")
         return text
 
-    def skip_strings(self, n: int) -> list[int]:
+    def skip_strings(self, n: int) -> Lengths:
         """Pass over ``n`` strings, checking their lengths, and return these."""
+        lengths = np.empty(n, np.int64)
+        n_done, n_steps = 0, _FEWEST_STEPS
+        while n_done < n:
+            walked = self._walk(min(n_steps, n - n_done))
+            lengths[n_done : n_done + len(walked)] = walked
+            n_done += len(walked)
+            if n_done < n:
+                short = short_lengths(self.buffer[self.pos : self.end])[: n - n_done]
+                lengths[n_done : n_done + len(short)] = short
+                self.take(int(short.sum()) + 8 * len(short))
+                n_done += len(short)
+                n_steps = _FEWEST_STEPS if len(short) > _WORTH_A_SEARCH else 2 * n_steps
+        return lengths
+
+    def _walk(self, n: int) -> list[int]:
+        """Pass over strings one by one."""
         pos, lengths = self.pos, []
         unpack, buffer, last = _U64.unpack_from, self.buffer, self.end - 8
         for _ in range(n):

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from phi4mm.errors import ModelFileError
 from phi4mm.modelfile.keys import Key, ValueType, type_name
+from phi4mm.modelfile.string_walk import Lengths
 
 NumericArray: TypeAlias = npt.NDArray[Any]
 Value: TypeAlias = int | float | bool | str | NumericArray | list[str]
@@ -30,7 +31,7 @@ class StringArray:
         lengths: the same lengths.
     """
 
-    def __init__(self, where: str, data: bytes, lengths: list[int]) -> None:
+    def __init__(self, where: str, data: bytes, lengths: Lengths) -> None:
         self._where = where
         self._data = data
         self._lengths = lengths
@@ -50,7 +51,7 @@ class StringArray:
             return []
         # All at once: each length gives way to one NUL, and the whole is decoded and split.
         data = np.frombuffer(self._data, np.uint8).copy()
-        ends = np.cumsum(np.array(self._lengths, np.int64) + 8)
+        ends = np.cumsum(self._lengths + 8)
         heads = np.concatenate([[0], ends[:-1]])
         keep = np.ones(len(data), np.bool_)
         for byte in range(7):

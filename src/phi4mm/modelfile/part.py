@@ -95,13 +95,7 @@ def role_of(metadata: Metadata) -> Role | None:
     return None
 
 
-def open_as(path: Path, role: Role) -> GGUFFile:
-    """Open a file that must have this role.
-
-    Raises:
-        ModelFileError: it cannot be read, or has another role.
-    """
-    file = GGUFFile.open(path)
+def _require_role(file: GGUFFile, role: Role) -> None:
     metadata = file.metadata
     for group in keys.GROUPS:
         for key in keys.keys_of(group):
@@ -115,7 +109,6 @@ def open_as(path: Path, role: Role) -> GGUFFile:
     if found != role:
         raise metadata.error(f"this is {ROLE_NAMES[found]}, must be {ROLE_NAMES[role]}")
     _refuse_split(metadata)
-    return file
 
 
 def open_decoder(path: Path) -> DecoderPart:
@@ -124,7 +117,12 @@ def open_decoder(path: Path) -> DecoderPart:
     Raises:
         ModelFileError: libllama could not load it, or it is none of this model.
     """
-    file = open_as(path, "decoder")
+    return check_decoder(GGUFFile.open(path))
+
+
+def check_decoder(file: GGUFFile) -> DecoderPart:
+    """The same for a file that is open."""
+    _require_role(file, "decoder")
     check_vocabulary(file.metadata)
     hparams = DecoderHParams.from_metadata(file.metadata)
     untied = {OUTPUT: TensorSpec((hparams.n_vocab, hparams.n_embd), "matrix")}
@@ -139,7 +137,12 @@ def open_mmproj(path: Path) -> MmprojPart:
     Raises:
         ModelFileError: our graphs could not run it.
     """
-    file = open_as(path, "mmproj")
+    return check_mmproj(GGUFFile.open(path))
+
+
+def check_mmproj(file: GGUFFile) -> MmprojPart:
+    """The same for a file that is open."""
+    _require_role(file, "mmproj")
     metadata = file.metadata
     if not is_own(metadata):
         raise metadata.error(
@@ -163,7 +166,12 @@ def open_adapter(path: Path, decoder: DecoderPart) -> AdapterPart:
     Raises:
         ModelFileError: libllama could not load it for this decoder.
     """
-    file = open_as(path, "adapter")
+    return check_adapter(GGUFFile.open(path), decoder)
+
+
+def check_adapter(file: GGUFFile, decoder: DecoderPart) -> AdapterPart:
+    """The same for a file that is open."""
+    _require_role(file, "adapter")
     hparams = AdapterHParams.from_metadata(file.metadata, _rank(file))
     try:
         check_tensors(file, adapter_tensors(hparams, decoder.hparams))

@@ -27,6 +27,7 @@ SPECIAL_ID_KEYS: Final = (
     keys.Tokenizer.PAD_ID,
     keys.Tokenizer.UNK_ID,
 )
+_SPACE: Final = 0x20
 
 
 def byte_letters() -> list[str]:
@@ -82,37 +83,65 @@ def _check_tokens(metadata: Metadata, tokens: list[str]) -> set[str]:
 def _check_types(metadata: Metadata, tokens: list[str], known: set[str]) -> None:
     key = keys.Tokenizer.TOKEN_TYPES
     types = metadata.numbers(key, length=len(tokens))
-    wrong = np.setdiff1d(types, TOKEN_TYPES)
+    wrong = types[~np.isin(types, TOKEN_TYPES)]
     if len(wrong):
         raise metadata.error(f"{key} has {wrong[0]}, must be {', '.join(map(str, TOKEN_TYPES))}")
-    letters = set(byte_letters())
-    if not letters <= known:
+    letters = byte_letters()
+    if not known.issuperset(letters):
+        missing = min(set(letters) - known)
         raise metadata.error(
-            f"{keys.Tokenizer.TOKENS} lacks {min(letters - known)!r}, one of the 256 byte letters"
+            f"{keys.Tokenizer.TOKENS} lacks {missing!r}, one of the 256 byte letters"
         )
     spelt = list(compress(tokens, ((types == NORMAL) | (types == UNUSED)).tolist()))
-    if not letters.issuperset("".join(spelt)):
-        odd = next(token for token in spelt if not letters.issuperset(token))
+    if not _is_spelt_in("".join(spelt), letters):
+        odd = next(token for token in spelt if not set(letters).issuperset(token))
         raise metadata.error(
             f"{keys.Tokenizer.TOKENS} has the normal token {odd[:60]!r}, "
             f"must be written in byte letters"
         )
 
 
+def _is_spelt_in(text: str, letters: list[str]) -> bool:
+    """Whether a text has no character but these; all characters at once."""
+    codes = np.frombuffer(text.encode("utf-32-le"), "<u4")
+    allowed = np.zeros(1 + max(map(ord, letters)), np.bool_)
+    allowed[[ord(letter) for letter in letters]] = True
+    return bool(codes.max(initial=0) < len(allowed) and allowed[codes].all())
+
+
+def merge_pairs(merges: list[str]) -> list[tuple[str, str]]:
+    """What each merge joins, of merges that have one space each; all of them split at once."""
+    if not merges:
+        return []
+    parts = " ".join(merges).split(" ")
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
 def _check_merges(metadata: Metadata, known: set[str]) -> None:
     merges = metadata.strings(keys.Tokenizer.MERGES)
-    joined = " ".join(merges)
-    if (
-        all(" " in merge for merge in merges)
-        and joined.count(" ") == max(2 * len(merges) - 1, 0)  # so every merge has one space
-        and known.issuperset(joined.split(" ") if merges else ())
-        and known.issuperset(merge.replace(" ", "") for merge in merges)
-    ):
+    if not merges or _are_merges(merges, known):
         return
     rank = next(rank for rank, merge in enumerate(merges) if not _is_merge(merge, known))
     raise metadata.error(
         f"{keys.Tokenizer.MERGES} has {merges[rank][:60]!r} at {rank}, "
         f"must be two tokens and a space, together a token"
+    )
+
+
+def _are_merges(merges: list[str], known: set[str]) -> bool:
+    """Whether all are two tokens and a space, together a token; none is looked at alone."""
+    joined = "\0".join(merges)  # no string of a file holds a NUL
+    data = np.frombuffer(joined.encode(), np.uint8)
+    marks = data[(data == _SPACE) | (data == 0)]
+    has_one_space_each = (
+        len(marks) == 2 * len(merges) - 1
+        and bool((marks[::2] == _SPACE).all())
+        and bool((marks[1::2] == 0).all())
+    )
+    return (
+        has_one_space_each
+        and known.issuperset(joined.replace("\0", " ").split(" "))
+        and known.issuperset(joined.replace(" ", "").split("\0"))
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
 
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, PromptTooLong
 from phi4mm.media.audio import AudioSource
 from phi4mm.media.image import ImageSource
 from phi4mm.modality import Mode, mode_of
@@ -98,12 +98,25 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Makes prompts for one bundle: renders, tokenises, decodes media and plans them."""
+    """Makes prompts for one bundle: renders, tokenises, decodes media and plans them.
+
+    Args:
+        bundle: what it takes.
+        tokenizer: of its decoder.
+        limits: of each medium.
+        n_ctx: text that cannot fit into so many positions is refused before it is tokenised; None
+            tokenises any.
+    """
 
     def __init__(
-        self, bundle: Bundle, tokenizer: Tokenizer, limits: MediaLimits = NO_LIMITS
+        self,
+        bundle: Bundle,
+        tokenizer: Tokenizer,
+        limits: MediaLimits = NO_LIMITS,
+        n_ctx: int | None = None,
     ) -> None:
         self._limits = limits
+        self._n_ctx = n_ctx
         self._tokenizer = tokenizer
         self._bundle = bundle
         self._image_params = None if bundle.vision is None else image_params(bundle.vision)
@@ -117,6 +130,7 @@ class PromptBuilder:
         Raises:
             InputError: the conversation is malformed, or this bundle cannot take its media.
             MediaError: a picture or clip cannot be used.
+            PromptTooLong: its text cannot fit.
         """
         messages = tuple(messages)
         if not all(isinstance(message, Message) for message in messages):
@@ -134,7 +148,9 @@ class PromptBuilder:
         Raises:
             InputError: markers and media do not match, or this bundle cannot take the media.
             MediaError: a picture or clip cannot be used.
+            PromptTooLong: its text cannot fit.
         """
+        self.require_room(len(prompt))
         require_unicode(prompt)
         if not prompt:
             raise InputError("the prompt is empty")
@@ -147,6 +163,16 @@ class PromptBuilder:
                     f"were given: write one <|{kind}_k|> for each"
                 )
         return self._build(segments, images, audios)
+
+    def require_room(self, n_characters: int) -> None:
+        """Refuse text that is too long whatever it says, as its longest token tells.
+
+        Raises:
+            PromptTooLong: it cannot fit.
+        """
+        n_least = n_characters // self._tokenizer.n_longest
+        if self._n_ctx is not None and n_least > self._n_ctx:
+            raise PromptTooLong(n_least, self._n_ctx, is_least=True)
 
     def picture(self, source: ImageSource, name: str | None = None) -> Picture:
         """Decode and plan one picture, or remember it by the contents of its file.
@@ -190,6 +216,7 @@ class PromptBuilder:
         images: Sequence[ImageSource],
         audios: Sequence[AudioSource],
     ) -> Prompt:
+        self.require_room(sum(len(s.text) for s in segments if isinstance(s, Text)))
         mode = mode_of(n_images=len(images), n_audios=len(audios))
         if reason := self._bundle.missing_for(mode):
             raise InputError(reason)

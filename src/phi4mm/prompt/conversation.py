@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from phi4mm.errors import InputError
 from phi4mm.modality import Mode, mode_of
-from phi4mm.prompt.message import AudioPart, ImagePart, Message, TextPart
+from phi4mm.prompt.message import AudioPart, ImagePart, Message, TextPart, require_unicode
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,18 @@ class Turn:
         question: the user's message.
         answer: the model's words, perhaps stopped early; None while there is none.
         names: what the question's media are called, in order; may be left empty.
+
+    Raises:
+        InputError: the answer is not valid Unicode.
     """
 
     question: Message
     answer: str | None = None
     names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.answer is not None:
+            require_unicode(self.answer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +42,17 @@ class Conversation:
     Attributes:
         system: the system message's text, or None.
         turns: from the first to the last; only the last may lack its answer.
+
+    Raises:
+        InputError: the system message is not valid Unicode.
     """
 
     system: str | None = None
     turns: tuple[Turn, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.system is not None:
+            require_unicode(self.system)
 
     @property
     def messages(self) -> list[Message]:

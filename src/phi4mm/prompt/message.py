@@ -25,7 +25,7 @@ def require_unicode(text: object) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InputError(
-            f"the prompt is not valid Unicode at character {error.start}: give UTF-8 text"
+            f"a text is not valid Unicode at character {error.start}: give UTF-8 text"
         ) from None
 
 

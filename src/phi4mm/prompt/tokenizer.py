@@ -8,15 +8,17 @@ never found inside text; they come as segments.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 from tokenizers import Regex, models, pre_tokenizers
 from tokenizers import Tokenizer as BackendTokenizer
 
 from phi4mm.errors import InputError
 from phi4mm.modelfile.keys import Tokenizer as Keys
 from phi4mm.modelfile.metadata import Metadata
-from phi4mm.modelfile.vocabulary import CONTROL, USER_DEFINED, byte_letters
+from phi4mm.modelfile.vocabulary import CONTROL, USER_DEFINED, byte_letters, merge_pairs
 
 # The o200k pattern of tokenizer.json, "Tokenizer" in docs/model.md.
 _CONTRACTION = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -31,6 +33,15 @@ GPT_4O_PATTERN = "|".join([
     r"\s+",
 ])  # fmt: skip
 
+# A text is encoded by parts of about so many characters: as a whole it takes 200 bytes for each,
+# and other threads wait until all is done.
+_PART = 1 << 16
+# No match of the pattern goes on from one of these letters to one of these signs.
+_CUT = re.compile(
+    r"(?<=[A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5])"
+    r"(?=[ \n.,;:!?\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
+
 _STOP_TOKENS = ("<|end|>", "<|endoftext|>")
 _STOP_KEYS = (Keys.EOS_ID, Keys.EOT_ID)
 
@@ -43,34 +54,32 @@ class Tokenizer:
         special_tokens: control and user-defined tokens, name to id.
         stop_ids: ids that end an answer and are never printed.
         strip_after: special tokens that swallow the blanks after them.
+        n_longest: bytes of the longest token.
     """
 
     def __init__(self, metadata: Metadata) -> None:
         """Build from a decoder file's metadata, which ``Bundle.open`` has checked."""
         tokens = metadata.strings(Keys.TOKENS)
-        types = metadata.numbers(Keys.TOKEN_TYPES).tolist()
+        types = metadata.numbers(Keys.TOKEN_TYPES)
         self._tokens = tokens
         self.n_vocab = len(tokens)
-        self.special_tokens = {
-            token: id_
-            for id_, (token, kind) in enumerate(zip(tokens, types, strict=True))
-            if kind in (CONTROL, USER_DEFINED)
-        }
+        is_special = (types == CONTROL) | (types == USER_DEFINED)
+        special_ids: list[int] = np.flatnonzero(is_special).tolist()
+        self.special_tokens = {tokens[id_]: id_ for id_ in special_ids}
         self._special_ids = frozenset(self.special_tokens.values())
         self.stop_ids = self._find_stop_ids(metadata)
         has_strip = Keys.STRIP_AFTER in metadata
         strip_ids = metadata.numbers(Keys.STRIP_AFTER).tolist() if has_strip else []
         self.strip_after = frozenset(tokens[id_] for id_ in strip_ids)
-        pairs = (merge.split(" ") for merge in metadata.strings(Keys.MERGES))
-        merges = [(left, right) for left, right in pairs]
-        self._backend = BackendTokenizer(
-            models.BPE(vocab={token: id_ for id_, token in enumerate(tokens)}, merges=merges)
-        )
+        merges = merge_pairs(metadata.strings(Keys.MERGES))
+        vocabulary = dict(zip(tokens, range(self.n_vocab), strict=True))
+        self._backend = BackendTokenizer(models.BPE(vocab=vocabulary, merges=merges))
         self._backend.pre_tokenizer = pre_tokenizers.Sequence([
             pre_tokenizers.Split(Regex(GPT_4O_PATTERN), "removed", invert=True),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ])  # fmt: skip
         self._byte_of_letter = {letter: byte for byte, letter in enumerate(byte_letters())}
+        self.n_longest = max(map(len, tokens))  # a letter stands for a byte
 
     def _find_stop_ids(self, metadata: Metadata) -> frozenset[int]:
         """Both stop tokens of the model (docs/model.md, "Special tokens"), by key and by name."""
@@ -82,7 +91,13 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of plain text.  No special token is recognised in it, and none is added."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        ids: list[int] = []
+        for part in _parts(text):
+            if len(part) <= 2 * _PART:
+                ids += self._backend.encode(part, add_special_tokens=False).ids
+            else:  # a batch lets other threads work meanwhile
+                (encoded,) = self._backend.encode_batch([part], add_special_tokens=False)
+                ids += encoded.ids
         return ids
 
     def special_id(self, token: str) -> int:
@@ -106,6 +121,15 @@ class Tokenizer:
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+def _parts(text: str) -> Iterator[str]:
+    """The text, cut where its tokens do not change."""
+    start = 0
+    while len(text) - start > _PART and (cut := _CUT.search(text, start + _PART)) is not None:
+        yield text[start : cut.start()]
+        start = cut.start()
+    yield text[start:]
 
 
 class Detokenizer:
