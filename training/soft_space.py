@@ -2,9 +2,10 @@
 
 A soft token that stands for a word is to lie where the decoder has that word's embedding; one
 that holds several characters of a number is the sum of theirs, each later one turned by a fixed
-rotation of its own; one that says nothing is zero. Both sides of the link are trained against
-this agreement, apart from each other: the adapter on ideal soft tokens, without an encoder; the
-encoder and its projector towards them, without the decoder.
+rotation of its own; one that says nothing lies where a special token does that no text holds (not
+at zero: the decoder's norms blow up whatever noise is left there). Both sides of the link are
+trained against this agreement, apart from each other: the adapter on ideal soft tokens, without
+an encoder; the encoder and its projector towards them, without the decoder.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .model import SampleModel
-from .tokenizer import Tokenizer
+from .tokenizer import AUDIO, Tokenizer
 
+BLANK = AUDIO
 EMPTY_WEIGHT = 0.2
 _SEED = 11
 _STRAIGHT = 3.0  # standard deviations to the right of zero
@@ -43,6 +45,7 @@ class SoftSpace(nn.Module):
     """Classes of texts (0: nothing) and the places they have in the embedding space."""
 
     rows: Tensor  # [1 + texts, width], the first zero
+    blank: Tensor  # [width]
     rotations: Tensor  # [slots, width, width]
 
     def __init__(
@@ -51,13 +54,19 @@ class SoftSpace(nn.Module):
         super().__init__()
         rows = [torch.zeros(model.table.shape[1]), *(_row(model, tokenizer, t) for t in texts)]
         self.register_buffer("rows", torch.stack(rows).detach())
+        self.register_buffer("blank", model.table[tokenizer.specials[BLANK]].detach().clone())
         self.register_buffer("rotations", _rotations(slots, model.table.shape[1]))
         self.scale = nn.Parameter(torch.tensor(12.0))
         self.empty = nn.Parameter(torch.full((slots,), 6.0))
 
     def ideal(self, classes: Tensor) -> Tensor:
         """Soft tokens that say exactly this. [..., slots] -> [..., width]."""
-        return torch.einsum("...sd,sde->...e", self.rows[classes], self.rotations)
+        said = torch.einsum("...sd,sde->...e", self.rows[classes], self.rotations)
+        return torch.where((classes > 0).any(-1, keepdim=True), said, self.blank)
+
+    def expected(self, shares: Tensor) -> Tensor:
+        """The mean soft token where one slot says each class with this share. [..., classes]."""
+        return shares @ self.rows + shares[..., :1] * self.blank
 
     def scores(self, soft: Tensor) -> Tensor:
         """Logits of what soft tokens say. [..., width] -> [..., slots, classes]."""

@@ -52,14 +52,14 @@ class SpeechStage:
     @torch.no_grad()
     def _fit(self) -> None:
         """Start the projector near to what it is to say."""
-        features, ideal = [], []
+        features, heard = [], []
         for batch in self.batches(0):
             x = self.audio.encoder(batch.mel).flatten(0, 1)
             features.append(x)
-            ideal.append(self.heads.ctc(x).softmax(-1) @ self.space.rows)
-        x, said = torch.cat(features), torch.cat(ideal)
-        weight = EMPTY_WEIGHT + said.square().sum(1)
-        fit_projector(self.audio.audio_projection[ADAPTER], x, said, weight)
+            heard.append(self.heads.ctc(x).softmax(-1))
+        x, shares = torch.cat(features), torch.cat(heard)
+        weight = EMPTY_WEIGHT + 1 - shares[:, 0]
+        fit_projector(self.audio.audio_projection[ADAPTER], x, self.space.expected(shares), weight)
 
     def groups(self) -> list[Group]:
         projection = list(self.audio.audio_projection[ADAPTER].parameters())
@@ -93,7 +93,7 @@ class SpeechStage:
         soft = self.audio.audio_projection[ADAPTER](x)
         said = self.space.scores(soft)[..., 0, :].log_softmax(-1)
         link = F.kl_div(said.flatten(0, 1), heard.flatten(0, 1), reduction="batchmean")
-        distance = self.space.distance(soft, heard @ self.space.rows).mean()
+        distance = self.space.distance(soft, self.space.expected(heard)).mean()
         prompts = self.talk.user([soft], [prompt("clip")] * len(soft))
         answer = self.model.answer_loss(*self.talk.targets(prompts, batch.texts), ADAPTER)
         figures = {"answer": answer.loss.item(), "right": answer.accuracy, "ctc": ctc.item()}

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from . import text_data
@@ -17,6 +16,7 @@ from .evaluate import evaluate_text
 from .loop import Group, Schedule
 from .model import pad_answers
 from .prompting import CLOSING, Conversation
+from .soft_space import BLANK
 from .vocabulary import vocabulary
 
 TOKENS_PER_STEP = 1400
@@ -28,8 +28,7 @@ LENGTH_RATIO = 1.7
 SLOW = 0.15
 # Strong, against learning sums by heart.
 DECAY = 0.5
-BLANK = -1  # a place without a token
-LONGEST_GAP = 5
+LONGEST_GAP = 12
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,12 @@ PHASES = (
         0.55,
         {
             "random_copy": 0.05,
-            "facts": 0.2,
-            "arithmetic": 0.42,
+            "sparse_copy": 0.12,
+            "facts": 0.16,
+            "arithmetic": 0.36,
             "copy": 0.12,
             "no_media": 0.02,
-            "tools": 0.15,
+            "tools": 0.13,
             "tool_result": 0.04,
         },
     ),
@@ -72,12 +72,12 @@ PHASES = (
         1.0,
         {
             "random_copy": 0.03,
-            "sparse_copy": 0.12,
-            "facts": 0.09,
-            "arithmetic": 0.32,
-            "copy": 0.12,
+            "sparse_copy": 0.2,
+            "facts": 0.08,
+            "arithmetic": 0.28,
+            "copy": 0.11,
             "no_media": 0.02,
-            "tools": 0.25,
+            "tools": 0.23,
             "tool_result": 0.05,
         },
     ),
@@ -146,16 +146,12 @@ class TextStage:
         soft tokens of a picture or a clip."""
         encode, n = self.tokenizer.encode, rng.randint(1, 16)
         ids = [rng.randrange(self.tokenizer.n_text) for _ in range(n)]
-        shown = [token for i in ids for token in (i, *[BLANK] * rng.randint(0, LONGEST_GAP))]
+        blank = self.tokenizer.specials[BLANK]
+        shown = [token for i in ids for token in (i, *[blank] * rng.randint(0, LONGEST_GAP))]
         before, after = rng.choice(vocabulary()["prompts"]["repeat"]).split("{text}")
         middle = shown if kind == "sparse_copy" else ids
         prompt = [*encode(f"<|user|>{before}"), *middle, *encode(f"{after}{CLOSING}")]
         return Example(kind, prompt, [*ids, self.tokenizer.end])
-
-    def _embed(self, prompt: list[int]) -> Tensor:
-        """Embedded tokens; a blank is zero."""
-        ids = torch.tensor(prompt)
-        return self.model.embed(ids.clamp(min=0).tolist()) * (ids != BLANK)[:, None]
 
     def batches(self, step: int) -> Iterator[list[Example]]:
         """Every step mixes all kinds; with steps of one length the long kinds take most steps."""
@@ -172,7 +168,7 @@ class TextStage:
         totals, weights = [], []
         by_kind: dict[str, list[float]] = defaultdict(list)
         for group in by_length(batch):
-            prompts = [self._embed(example.prompt) for example in group]
+            prompts = [self.model.embed(example.prompt) for example in group]
             answers = [example.answer for example in group]
             result = self.model.answer_loss(*pad_answers(prompts, answers, self.model), None)
             totals.append(result.total)
