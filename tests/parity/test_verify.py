@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -48,3 +50,22 @@ def test_rounded_weights_show(
     found = verify(capsys, checkpoint_dir("tiny"), bundle_dir("tiny", types="default"))
     assert min(stage["relative"] for stage in found["stages"]) > 1e-4
     assert max(answer["max_error"] for answer in found["answers"]) > 1e-2
+
+
+def test_a_recording_stands_in_for_the_reference(
+    checkpoint_dir: CheckpointDir,
+    bundle_dir: BundleDir,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checkpoint, bundle, path = checkpoint_dir("tiny"), bundle_dir("tiny"), tmp_path / "r.npz"
+    live = verify(capsys, checkpoint, bundle, "--record", path)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    found = verify(capsys, checkpoint, bundle, "--recorded", path)
+    assert found["meets_bar"]
+    for ours, theirs in zip(found["stages"], live["stages"], strict=True):
+        assert 0 < ours["max_error"] <= theirs["max_error"] + 1e-6
+    for ours, theirs in zip(found["answers"], live["answers"], strict=True):
+        assert ours["cosine"] == pytest.approx(theirs["cosine"], abs=1e-9)
+        assert (ours["n_agreed"], ours["n_greedy"]) == (32, 32)

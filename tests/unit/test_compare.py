@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from quantized import run
 
 from oracle.stock_imatrix import TEXT
-from phi4mm.evals import type_table
+from phi4mm.api import Phi4MM
+from phi4mm.evals import material
 from phi4mm.inspection import inspect_path
 from phi4mm.measurement.record import read_record
 from phi4mm.quantize.imatrix_file import ImportanceMatrix, read_imatrix, write_imatrix
@@ -80,7 +82,7 @@ def test_rows_are_what_the_single_commands_measure(
 def test_a_stopped_run_goes_on_where_it_was(
     f16: Path, text: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure, done = type_table.measure_divergence, []
+    measure, done = material.measure_divergence, []
 
     def stop_at_the_second(*args: Any, **more: Any) -> Any:
         if done:
@@ -88,7 +90,7 @@ def test_a_stopped_run_goes_on_where_it_was(
         done.append(None)
         return measure(*args, **more)
 
-    monkeypatch.setattr(type_table, "measure_divergence", stop_at_the_second)
+    monkeypatch.setattr(material, "measure_divergence", stop_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         interrupted(f16, text, tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
@@ -98,8 +100,8 @@ def test_a_stopped_run_goes_on_where_it_was(
     kept = json.loads((tmp_path / "Q8_0.json").read_text(encoding="utf-8"))
     kept["row"]["kl_99"] = 77.0
     (tmp_path / "Q8_0.json").write_text(json.dumps(kept), encoding="utf-8")
-    monkeypatch.setattr(type_table, "measure_divergence", measure)
-    monkeypatch.setattr(type_table, "measure_perplexity", None)  # nor is the base scored again
+    monkeypatch.setattr(material, "measure_divergence", measure)
+    monkeypatch.setattr(material, "measure_perplexity", None)  # nor is the base scored again
     rows = compare(capsys, f16, text, tmp_path, "--types", "Q8_0,Q4_0")
     assert [row["name"] for row in rows] == ["F16", "Q8_0", "Q4_0"]
     assert rows[1]["kl_99"] == 77
@@ -197,4 +199,124 @@ def test_a_quantised_source_is_refused_at_once(
     assert run("quantize", f16, "Q8_0", "-o", tmp_path / "q8") == 0
     assert run("compare", tmp_path / "q8", "-f", text, "-o", tmp_path / "types", *FLAGS) == 2
     assert "is Q8_0 already" in capsys.readouterr().err
+    assert not (tmp_path / "types").exists()
+
+
+# ---- on the answers of conversations
+
+
+PICTURE, CLIP = "i150x333.png", "a16000_8000.wav"
+
+# A line of the manifest, and the prompt that it is.
+TALKS: tuple[tuple[dict[str, str], str], ...] = (
+    (
+        {"prompt": "Who?", "answer": "Nobody.", "system": "Be brief.", "tools": '[{"name":"f"}]'},
+        '<|system|>Be brief.<|tool|>[{"name":"f"}]<|/tool|><|end|><|user|>Who?<|end|>',
+    ),
+    (
+        {"image": PICTURE, "prompt": "What is this?", "answer": "A ripple."},
+        "<|user|><|image_1|>What is this?<|end|>",
+    ),
+    (
+        {"audio": CLIP, "prompt": "What is said?", "answer": "Nothing at all."},
+        "<|user|><|audio_1|>What is said?<|end|>",
+    ),
+    (
+        {"image": PICTURE, "audio": CLIP, "answer": "functools[]"},
+        "<|user|><|image_1|><|audio_1|><|end|>",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory, media_dir: Path) -> Path:
+    """A manifest with a conversation for each adapter, and one with tools."""
+    path = tmp_path_factory.mktemp("talks") / "talks.jsonl"
+    for name in (PICTURE, CLIP):
+        (path.parent / name).symlink_to(media_dir / name)
+    lines = "".join(f"{json.dumps(line)}\n" for line, _ in TALKS)
+    path.write_text(lines, encoding="utf-8")
+    return path
+
+
+def test_the_answers_of_conversations_are_scored_as_requests_compute_them(
+    f16: Path, talks: Path, tmp_path: Path, capsys: Any
+) -> None:
+    flags = ("--conversations", talks, "-o", tmp_path / "types", "-t", 1, "--json")
+    capsys.readouterr()
+    assert run("compare", f16, *flags, "--types", "Q8_0,Q4_0") == 0
+    base, q8, q4 = json.loads(capsys.readouterr().out)["rows"]
+    with Phi4MM(f16, n_threads=1) as model:
+        losses = [
+            loss
+            for line, prompt in TALKS
+            for loss in answer_losses(model, talks.parent, line, prompt)
+        ]
+    assert base["perplexity"] == pytest.approx(np.exp(np.mean(losses)), rel=1e-4)
+    assert 0 < q8["kl"] < q4["kl"]
+
+
+def answer_losses(model: Phi4MM, folder: Path, line: dict[str, str], prompt: str) -> list[float]:
+    """Negative log-likelihoods of an answer and its end, through the Python interface."""
+    ids = [*model.tokenizer.encode(line["answer"]), model.tokenizer.special_id("<|end|>")]
+    images, audios = ([folder / line[kind]] if kind in line else [] for kind in ("image", "audio"))
+    text = f"{prompt}<|assistant|>{line['answer']}<|end|>"
+    logits = model.logits(text, images=images, audios=audios)[-len(ids) - 1 : -1].astype(float)
+    log_probs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
+    return [-float(row[id_]) for row, id_ in zip(log_probs, ids, strict=True)]
+
+
+def test_rows_of_other_conversations_are_refused(
+    f16: Path, talks: Path, tmp_path: Path, capsys: Any
+) -> None:
+    flags = ("-o", tmp_path / "types", "-t", 1, "--types", "Q8_0")
+    first = talks.read_text(encoding="utf-8").splitlines(keepends=True)[0]
+    short, other = tmp_path / "short.jsonl", tmp_path / "other.jsonl"
+    short.write_text(first, encoding="utf-8")
+    other.write_text(first.replace("Nobody", "Someone"), encoding="utf-8")
+    assert run("compare", f16, "--conversations", short, *flags) == 0
+    kept = (tmp_path / "types" / "Q8_0.json").read_bytes()
+    assert run("compare", f16, "--conversations", short, *flags) == 0
+    assert (tmp_path / "types" / "Q8_0.json").read_bytes() == kept
+    capsys.readouterr()
+    assert run("compare", f16, "--conversations", other, *flags) == 2
+    assert "measured with another conversations" in capsys.readouterr().err
+
+    # a base that was cut off is noticed before a type is measured against it
+    base = tmp_path / "types" / "base.logits"
+    base.write_bytes(base.read_bytes()[:-2])
+    (tmp_path / "types" / "Q8_0.json").unlink()
+    assert run("compare", f16, "--conversations", short, *flags) == 2
+    assert "base.logits: has" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "give a text (-f) or --conversations"),
+        (("--conversations", "talks", "-f", "text"), "give a text (-f) or --conversations"),
+        (("--conversations", "talks", "-c", 64), "-c has no meaning without a text"),
+        (("--conversations", "talks", "--chunks", 1), "--chunks has no meaning without a text"),
+        (("--conversations", "talks", "--parse-special"), "--parse-special has no meaning"),
+        (("--conversations", "absent.jsonl"), "absent.jsonl: cannot be read"),
+        (("--conversations", "empty"), "empty.jsonl: no conversation in it"),
+        (("--conversations", "mute"), "mute.jsonl:1: has no answer, which is what is scored"),
+    ],
+)
+def test_conversations_that_make_no_sense_are_refused(
+    f16: Path,
+    talks: Path,
+    text: Path,
+    tmp_path: Path,
+    capsys: Any,
+    flags: tuple[object, ...],
+    message: str,
+) -> None:
+    empty, mute = tmp_path / "empty.jsonl", tmp_path / "mute.jsonl"
+    empty.write_text("", encoding="utf-8")
+    mute.write_text('{"prompt": "Who are you?"}\n', encoding="utf-8")
+    files = {"talks": talks, "text": text, "empty": empty, "mute": mute}
+    given = [files.get(flag, flag) if isinstance(flag, str) else flag for flag in flags]
+    assert run("compare", f16, "-o", tmp_path / "types", *given) == 2
+    assert message in capsys.readouterr().err
     assert not (tmp_path / "types").exists()

@@ -12,7 +12,7 @@ ROOT = Path(phi4mm.__file__).parent
 # A package may import itself and what stands before it.
 LAYERS = (
     {"errors", "modality"},
-    {"json_lines", "progress"},
+    {"json_lines", "markdown", "progress"},
     {"modelfile", "media"},
     {"native"},
     {"convert", "encoders", "prompt"},

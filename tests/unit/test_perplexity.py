@@ -241,7 +241,7 @@ def test_a_base_of_another_vocabulary_is_refused(
     with path.open("wb") as stream:
         header = log_probs.LogProbsHeader(np.zeros((1, 8), np.int32), 7)
         log_probs.write_header(stream, header)
-        stream.write(bytes(2 * 3 * header.row_size))
+        stream.write(bytes(2 * 3 * log_probs.row_size(header.n_vocab)))
     assert run("perplexity", bundle_dir("tiny"), "--kl-divergence", "--base", path) == 2
     assert "7 tokens" in capsys.readouterr().err
 

@@ -5,17 +5,25 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phi4mm.cli.compute_options import add_compute_options, compute_params
+from phi4mm.cli.compute_options import (
+    add_compute_options,
+    add_parse_special_option,
+    compute_params,
+)
 from phi4mm.cli.options import add_offload_options, offload
 from phi4mm.cli.progress import stage
-from phi4mm.cli.table import byte_size, markdown_table
+from phi4mm.cli.table import byte_size
 from phi4mm.errors import InputError
+from phi4mm.markdown import markdown_table
 
 if TYPE_CHECKING:
+    from phi4mm.engine.parameters import EngineParams
+    from phi4mm.evals.material import Material
     from phi4mm.evals.type_table import TypeRow, TypeTableRequest
     from phi4mm.modelfile.bundle import Bundle
 
@@ -27,6 +35,7 @@ scored token of the real vocabulary, is made anew if it is missing.
 
 examples:
   phi4mm compare bundle -f wiki.test.raw --chunks 20 -o types
+  phi4mm compare bundle --conversations asked.jsonl -o types
   phi4mm compare bundle -f text.txt -o types --types Q4_K_M,Q3_K_M --imatrix imatrix.gguf --keep
 """
 
@@ -37,14 +46,20 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "compare",
         help="measure all types of one bundle: size, perplexity, divergence, errors",
         description="Quantise the decoder of a bundle with F16, BF16 or F32 weights to one type "
-        "after another, and compare each with the source on a text: size, bits per weight, "
-        "perplexity, divergence, and the error of each group of matrices.",
+        "after another, and compare each with the source on a text, or on the answers of "
+        "conversations: size, bits per weight, perplexity, divergence, and the error of each group "
+        "of matrices.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add_compute_options(parser)
+    parser.add_argument("-f", "--file", metavar="TEXT", type=Path, help="text file, UTF-8")
     parser.add_argument(
-        "-f", "--file", metavar="TEXT", type=Path, required=True, help="text file, UTF-8"
+        "--conversations",
+        metavar="MANIFEST",
+        type=Path,
+        help="in place of a text: conversations as for phi4mm imatrix, whose answers are scored, "
+        "with pictures and clips through the adapters",
     )
     parser.add_argument(
         "-o", "--output", metavar="DIR", type=Path, required=True, help="folder for the rows"
@@ -68,10 +83,10 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "--ctx-size",
         metavar="N",
         type=int,
-        default=_DEFAULT_CTX,
-        help=f"tokens of a chunk ({_DEFAULT_CTX})",
+        help=f"tokens of a chunk of the text ({_DEFAULT_CTX})",
     )
     parser.add_argument("--chunks", metavar="N", type=int, help="most chunks (default: all)")
+    add_parse_special_option(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     add_offload_options(parser)
     parser.set_defaults(run=run)
@@ -82,14 +97,46 @@ def run(args: argparse.Namespace) -> int:
     from phi4mm.evals.type_table import compare_types
     from phi4mm.modelfile.bundle import Bundle
 
+    _check_flags(args)
     params = compute_params(args, offload=offload(args))
-    with Bundle.open(args.bundle) as bundle:
-        rows = compare_types(bundle, args.output, _request(args, bundle), params, stage)
+    with Bundle.open(args.bundle) as bundle, _material(args, bundle, params) as material:
+        rows = compare_types(bundle, args.output, _request(args, bundle, material), params, stage)
     print(json.dumps({"rows": [asdict(row) for row in rows]}) if args.json else to_markdown(rows))
     return 0
 
 
-def _request(args: argparse.Namespace, bundle: Bundle) -> TypeTableRequest:
+def _check_flags(args: argparse.Namespace) -> None:
+    """Refuse flags that are missing or would have no effect."""
+    if (args.file is None) == (args.conversations is None):
+        raise InputError("give a text (-f) or --conversations")
+    if args.conversations is None:
+        return
+    idle = {
+        "-c": args.ctx_size is not None,
+        "--chunks": args.chunks is not None,
+        "--parse-special": args.parse_special,
+    }
+    for flag, is_given in idle.items():
+        if is_given:
+            raise InputError(f"{flag} has no meaning without a text (-f)")
+
+
+@contextmanager
+def _material(args: argparse.Namespace, bundle: Bundle, params: EngineParams) -> Iterator[Material]:
+    """What the types are compared on."""
+    from phi4mm.evals.material import AnswersMaterial, TextMaterial, answers_run
+    from phi4mm.quantize.calibration import read_conversations
+
+    if args.file is not None:
+        n_ctx = _DEFAULT_CTX if args.ctx_size is None else args.ctx_size
+        yield TextMaterial(bundle, params, args.file, n_ctx, args.chunks, args.parse_special)
+        return
+    conversations = read_conversations(args.conversations)
+    with answers_run(bundle, params) as run:
+        yield AnswersMaterial(bundle, params, args.conversations.name, conversations, run)
+
+
+def _request(args: argparse.Namespace, bundle: Bundle, material: Material) -> TypeTableRequest:
     from phi4mm.evals.type_table import TypeTableRequest, default_recipes
     from phi4mm.quantize.imatrix_file import read_imatrix
     from phi4mm.quantize.recipe import find_recipe
@@ -100,9 +147,7 @@ def _request(args: argparse.Namespace, bundle: Bundle) -> TypeTableRequest:
         if len(set(recipes)) < len(recipes):
             raise InputError(f"--types is {args.types!r}: name each type once")
     return TypeTableRequest(
-        text=args.file,
-        n_ctx=args.ctx_size,
-        max_chunks=args.chunks,
+        material=material,
         recipes=recipes,
         imatrix=None if args.imatrix is None else (read_imatrix(args.imatrix), args.imatrix),
         keep=args.keep,

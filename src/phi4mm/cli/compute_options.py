@@ -26,6 +26,15 @@ def add_record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
+def add_parse_special_option(parser: argparse.ArgumentParser) -> None:
+    """How the text is read."""
+    parser.add_argument(
+        "--parse-special",
+        action="store_true",
+        help="what special tokens are called in the text stands for them, as in a prompt",
+    )
+
+
 def compute_params(
     args: argparse.Namespace,
     *,

@@ -23,6 +23,7 @@ request with them uses. Collect from the bundle with F16 weights; Q8_0 serves as
 
 a manifest has one JSON object in each line, paths relative to it; what is not needed is left out:
   {"image": "a.png", "audio": "a.wav", "prompt": "How many?", "answer": "Three."}
+  {"system": "Be brief.", "tools": "[{...}]", "prompt": "A timer for 5 minutes.", "answer": "..."}
 
 examples:
   phi4mm imatrix bundle -f calibration.txt -o imatrix.gguf

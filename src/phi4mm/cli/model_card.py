@@ -9,6 +9,7 @@ from typing import Any, Final
 from phi4mm.cli.table import byte_size
 from phi4mm.errors import InputError
 from phi4mm.inspection import Inspection
+from phi4mm.markdown import markdown_table
 from phi4mm.measurement.machine import Machine
 from phi4mm.measurement.record import Kind, Record, read_record
 from phi4mm.modality import MODES
@@ -94,7 +95,7 @@ def _files(inspection: Inspection) -> Lines:
         )
         for file in inspection.files
     ]
-    yield from _table(("file", "part", "types", "size", "bits/weight", "fingerprint"), rows)
+    yield from markdown_table(("file", "part", "types", "size", "bits/weight", "fingerprint"), rows)
     ids = dict.fromkeys(file.bundle_id for file in inspection.files)
     yield ""
     yield f"{byte_size(sum(file.n_bytes for file in inspection.files))} in all, bundle id " + (
@@ -115,7 +116,7 @@ def _perplexity(records: Sequence[Record]) -> Lines:
     rows = [
         (r.result["text"], _estimate(r.result["perplexity"], 4), *_scope(r.result)) for r in records
     ]
-    yield from _table(("text", "perplexity", "tokens scored", "chunk"), rows)
+    yield from markdown_table(("text", "perplexity", "tokens scored", "chunk"), rows)
 
 
 def _divergence(records: Sequence[Record]) -> Lines:
@@ -132,7 +133,7 @@ def _divergence(records: Sequence[Record]) -> Lines:
         for r in records
     ]
     header = ("base", "mean", "median", "99 %", "maximum", "same top token", "tokens", "chunk")
-    yield from _table(header, rows)
+    yield from markdown_table(header, rows)
 
 
 def _evaluation(records: Sequence[Record]) -> Lines:
@@ -150,7 +151,7 @@ def _evaluation(records: Sequence[Record]) -> Lines:
             }
         counts = (str(r.result["n_items"]), str(len(r.result["failed"])))
         rows += [(r.result["items"], name, score, *counts) for name, score in scores.items()]
-    yield from _table(("set", "score", "value", "items", "failed"), rows)
+    yield from markdown_table(("set", "score", "value", "items", "failed"), rows)
 
 
 def _abilities(result: Mapping[str, Any]) -> Iterator[Row]:
@@ -178,7 +179,7 @@ def _speed(records: Sequence[Record]) -> Lines:
             )
             for m in record.result["measures"]
         ]
-        yield from _table(("", "median", "unit", "of the machine's limit"), rows)
+        yield from markdown_table(("", "median", "unit", "of the machine's limit"), rows)
         footprint = record.result["footprint"]
         peak = footprint["anonymous_bytes"]
         yield ""
@@ -197,7 +198,7 @@ def _memory(records: Sequence[Record]) -> Lines:
         types = f"{r.result['type_k']}/{r.result['type_v']}"
         sizes = (*places.values(), sum(places.values()))
         rows.append((str(r.result["n_ctx"]), types, *map(byte_size, sizes)))
-    yield from _table(("context", "cache", "mapped", "memory", "in all"), rows)
+    yield from markdown_table(("context", "cache", "mapped", "memory", "in all"), rows)
 
 
 def _parity(records: Sequence[Record]) -> Lines:
@@ -218,7 +219,7 @@ def _parity(records: Sequence[Record]) -> Lines:
         yield from (f"Not compared: {reason}" for reason in r.result["missing"])
         yield ""
     if rows:
-        yield from _table(("prompt", "largest error", "cosine", "greedy tokens"), rows)
+        yield from markdown_table(("prompt", "largest error", "cosine", "greedy tokens"), rows)
 
 
 _SECTIONS: Final[Sequence[tuple[Kind, str, Callable[[Sequence[Record]], Lines]]]] = (
@@ -245,8 +246,3 @@ def _scope(result: Mapping[str, Any]) -> tuple[str, str]:
 
 def _estimate(estimate: Mapping[str, float], digits: int) -> str:
     return f"{estimate['value']:.{digits}f} ± {estimate['error']:.{digits}f}"
-
-
-def _table(header: Row, rows: Iterable[Row]) -> Lines:
-    for row in (header, ("---",) * len(header), *rows):
-        yield f"| {' | '.join(row)} |"

@@ -8,7 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from phi4mm.cli.compute_options import add_compute_options, add_record_options, compute_params
+from phi4mm.cli.compute_options import (
+    add_compute_options,
+    add_parse_special_option,
+    add_record_options,
+    compute_params,
+)
 from phi4mm.cli.options import add_offload_options, offload
 from phi4mm.cli.progress import progress_bar
 from phi4mm.errors import InputError
@@ -48,6 +53,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         "-c", "--ctx-size", metavar="N", type=int, help=f"tokens of a chunk ({_DEFAULT_CTX})"
     )
     parser.add_argument("--chunks", metavar="N", type=int, help="most chunks (default: all)")
+    add_parse_special_option(parser)
     parser.add_argument(
         "--save-logits", metavar="FILE", type=Path, help="keep the log-probabilities as a base"
     )
@@ -93,6 +99,7 @@ def _measure(
             params,
             n_ctx=_DEFAULT_CTX if args.ctx_size is None else args.ctx_size,
             max_chunks=args.chunks,
+            parse_special=args.parse_special,
             save_to=args.save_logits,
             progress=progress,
         )
@@ -112,6 +119,10 @@ def _check_flags(args: argparse.Namespace) -> None:
     for flag, value in idle.items():
         if value is not None:
             raise InputError(f"{flag} has no meaning with --kl-divergence: the base names the text")
+    if args.parse_special:
+        raise InputError(
+            "--parse-special has no meaning with --kl-divergence: the base names the tokens"
+        )
     if args.chunks is not None and args.chunks < 1:
         raise InputError(f"--chunks is {args.chunks}, must be at least 1")
 

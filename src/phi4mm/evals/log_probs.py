@@ -44,16 +44,16 @@ class LogProbsHeader:
     chunks: Ids
     n_vocab: int
 
-    @property
-    def row_size(self) -> int:
-        """Numbers of 16 bits that one scored token takes."""
-        return 4 + self.n_vocab + self.n_vocab % 2
+
+def row_size(n_vocab: int) -> int:
+    """Numbers of 16 bits that one scored token takes."""
+    return 4 + n_vocab + n_vocab % 2
 
 
 def file_size(n_chunks: int, n_ctx: int, n_vocab: int) -> int:
     """Bytes of a file: the second half of every chunk but its last token is scored."""
     n_rows = n_chunks * (n_ctx - 1 - n_ctx // 2)
-    return len(MAGIC) + 12 + 4 * n_chunks * n_ctx + 2 * n_rows * (4 + n_vocab + n_vocab % 2)
+    return len(MAGIC) + 12 + 4 * n_chunks * n_ctx + 2 * n_rows * row_size(n_vocab)
 
 
 def log_softmax(logits: Rows) -> Rows:
@@ -71,7 +71,7 @@ def encode(log_probs: Rows) -> Numbers:
     scale = (highest - lowest) / np.float32(_STEPS)
     safe_scale = np.where(scale > 0, scale, np.float32(1))
     n_rows, n_vocab = log_probs.shape
-    rows = np.zeros((n_rows, 4 + n_vocab + n_vocab % 2), np.uint16)
+    rows = np.zeros((n_rows, row_size(n_vocab)), np.uint16)
     rows[:, :4] = np.concatenate([scale, lowest], axis=1).view(np.uint16)
     rows[:, 4 : 4 + n_vocab] = np.rint(np.maximum(log_probs - lowest, 0) / safe_scale)
     return rows
@@ -116,7 +116,8 @@ def read_header(stream: IO[bytes], path: Path) -> LogProbsHeader:
     return LogProbsHeader(tokens.reshape(n_chunks, n_ctx), n_vocab)
 
 
-def read_rows(stream: IO[bytes], header: LogProbsHeader, n_rows: int) -> Numbers:
+def read_rows(stream: IO[bytes], n_vocab: int, n_rows: int) -> Numbers:
     """The next rows, (n_rows, row size)."""
-    numbers = np.frombuffer(stream.read(2 * n_rows * header.row_size), "<u2")
-    return numbers.reshape(n_rows, header.row_size)
+    width = row_size(n_vocab)
+    numbers = np.frombuffer(stream.read(2 * n_rows * width), "<u2")
+    return numbers.reshape(n_rows, width)

@@ -6,7 +6,7 @@ llama.cpp 0c1e570.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,6 +86,7 @@ def measure_perplexity(
     *,
     n_ctx: int = 512,
     max_chunks: int | None = None,
+    parse_special: bool = False,
     save_to: Path | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
@@ -97,6 +98,7 @@ def measure_perplexity(
         params: how to compute.
         n_ctx: tokens of a chunk.
         max_chunks: most chunks; None for all.
+        parse_special: whether what special tokens are called stands for them.
         save_to: file for the log-probabilities of every scored token, the base of
             ``measure_divergence``; 400 kB a token with the real vocabulary.
         progress: told about every chunk.
@@ -104,18 +106,25 @@ def measure_perplexity(
     Raises:
         InputError: the text is too short, a number is out of range, or the file cannot be written.
     """
-    chunks = cut_chunks(decoder, text_path, n_ctx, max_chunks)
-    losses = []
+    chunks = cut_chunks(decoder, text_path, n_ctx, max_chunks, parse_special=parse_special)
+    header = LogProbsHeader(chunks, decoder.hparams.n_vocab)
+    scored = score_chunks(decoder, chunks, params, progress)
     with ExitStack() as stack:
         stream = None if save_to is None else stack.enter_context(staged_file(save_to))
         if stream is not None:
-            log_probs.write_header(stream, LogProbsHeader(chunks, decoder.hparams.n_vocab))
-        for scored in score_chunks(decoder, chunks, params, progress):
-            losses.append(_losses(scored.log_probs, scored.targets))
-            if stream is not None:
-                stream.write(log_probs.encode(scored.log_probs).tobytes())
-    values = np.concatenate(losses)
-    return Perplexity(Estimate.of(values).exponential(), len(chunks), n_ctx, len(values))
+            log_probs.write_header(stream, header)
+        losses = sum_up(scored, stream)
+    return Perplexity(Estimate.of(losses).exponential(), len(chunks), n_ctx, len(losses))
+
+
+def sum_up(scored: Iterable[ScoredRows], stream: IO[bytes] | None) -> Values:
+    """Negative log-likelihoods of tokens, (n,); their log-probabilities go to the stream."""
+    losses = []
+    for rows in scored:
+        losses.append(_losses(rows.log_probs, rows.targets))
+        if stream is not None:
+            stream.write(log_probs.encode(rows.log_probs).tobytes())
+    return np.concatenate(losses)
 
 
 def measure_divergence(
@@ -144,10 +153,23 @@ def measure_divergence(
             _check_vocabulary(decoder, header, base_path)
             chunks = header.chunks[:max_chunks]
             scored = score_chunks(decoder, chunks, params, progress)
-            pieces = [_compare(rows, base) for rows, base in _beside(scored, stream, header)]
+            return compare_rows(scored, stream, header.n_vocab, chunks.shape)
     except OSError as error:
         raise InputError(f"{base_path}: cannot be read: {error.strerror or error}") from None
-    return _summarise(pieces, chunks)
+
+
+def compare_rows(
+    scored: Iterable[ScoredRows], base: IO[bytes], n_vocab: int, shape: tuple[int, int]
+) -> Divergence:
+    """Compare scored rows with the base's, which follow each other in a stream.
+
+    Args:
+        scored: the model's.
+        base: at the base's first row, as ``sum_up`` wrote them.
+        n_vocab: size of the vocabulary.
+        shape: number of chunks, and tokens of each, for the result.
+    """
+    return _summarise([_compare(rows, r) for rows, r in _beside(scored, base, n_vocab)], shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,12 +183,12 @@ class _Comparison:
 
 
 def _beside(
-    scored: Iterator[ScoredRows], stream: IO[bytes], header: LogProbsHeader
+    scored: Iterable[ScoredRows], stream: IO[bytes], n_vocab: int
 ) -> Iterator[tuple[ScoredRows, Rows]]:
     """The base's log-probabilities beside the model's."""
     for rows in scored:
-        numbers: Numbers = log_probs.read_rows(stream, header, len(rows.targets))
-        yield rows, log_probs.decode(numbers, header.n_vocab)
+        numbers: Numbers = log_probs.read_rows(stream, n_vocab, len(rows.targets))
+        yield rows, log_probs.decode(numbers, n_vocab)
 
 
 def _compare(scored: ScoredRows, base: Rows) -> _Comparison:
@@ -186,13 +208,13 @@ def _losses(rows: Rows, targets: Ids) -> Values:
     return -rows[np.arange(len(targets)), targets].astype(np.float64)
 
 
-def _summarise(pieces: list[_Comparison], chunks: Ids) -> Divergence:
+def _summarise(pieces: list[_Comparison], shape: tuple[int, int]) -> Divergence:
     loss, base_loss, kl, same_top = (
         np.concatenate([getattr(piece, name) for piece in pieces])
         for name in ("loss", "base_loss", "kl", "same_top")
     )
     change = np.exp(-loss) - np.exp(-base_loss)
-    n_chunks, n_ctx = chunks.shape
+    n_chunks, n_ctx = shape
     return Divergence(
         perplexity=Estimate.of(loss).exponential(),
         base_perplexity=Estimate.of(base_loss).exponential(),

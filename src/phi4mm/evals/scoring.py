@@ -17,12 +17,14 @@ from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
 from phi4mm.evals.log_probs import Ids, Rows, log_softmax
 from phi4mm.modelfile import keys
+from phi4mm.modelfile.bundle import Bundle
 from phi4mm.modelfile.metadata import Metadata
 from phi4mm.modelfile.part import DecoderPart
 from phi4mm.native.batch import Batch
 from phi4mm.native.llama import Context, Model
 from phi4mm.native.params import ContextParams
 from phi4mm.progress import Progress
+from phi4mm.prompt.chunk import PromptBuilder, TextChunk
 from phi4mm.prompt.tokenizer import Tokenizer
 
 # Rows of logits that the library holds at once: 51 MB with the real vocabulary.
@@ -58,10 +60,23 @@ def read_text(path: Path) -> str:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from None
 
 
-def cut_chunks(decoder: DecoderPart, path: Path, n_ctx: int, max_chunks: int | None) -> Ids:
+def cut_chunks(
+    decoder: DecoderPart,
+    path: Path,
+    n_ctx: int,
+    max_chunks: int | None,
+    *,
+    parse_special: bool = False,
+) -> Ids:
     """Token ids of a text file in chunks, (n_chunks, n_ctx); what is left at the end is dropped.
 
-    What special tokens are called stays text.
+    Args:
+        decoder: the decoder, for its vocabulary.
+        path: a text in UTF-8.
+        n_ctx: tokens of a chunk.
+        max_chunks: most chunks; None for all.
+        parse_special: whether what special tokens are called stands for them, as in a prompt; it
+            stays text otherwise.
 
     Raises:
         InputError: the text cannot be read or is too short, or a number is out of range.
@@ -71,9 +86,8 @@ def cut_chunks(decoder: DecoderPart, path: Path, n_ctx: int, max_chunks: int | N
         raise InputError(f"-c is {n_ctx}, must be 4 to {n_ctx_train} for this model")
     if max_chunks is not None and max_chunks < 1:
         raise InputError(f"--chunks is {max_chunks}, must be at least 1")
-    metadata = decoder.file.metadata
-    ids = Tokenizer(metadata).encode(read_text(path))
-    bos = bos_id(metadata)
+    ids = _text_ids(decoder, path, parse_special=parse_special)
+    bos = bos_id(decoder.file.metadata)
     if bos is not None:
         ids.insert(0, bos)
     n_chunks = len(ids) // n_ctx
@@ -82,6 +96,18 @@ def cut_chunks(decoder: DecoderPart, path: Path, n_ctx: int, max_chunks: int | N
             f"{path}: has {len(ids)} tokens, a chunk takes {n_ctx}: more text, or a smaller -c"
         )
     return np.array(ids[: n_chunks * n_ctx], np.int32).reshape(n_chunks, n_ctx)[:max_chunks]
+
+
+def _text_ids(decoder: DecoderPart, path: Path, *, parse_special: bool) -> list[int]:
+    tokenizer, text = Tokenizer(decoder.file.metadata), read_text(path)
+    if not (parse_special and text):
+        return tokenizer.encode(text)
+    alone = Bundle(decoder, mmproj=None, adapters={}, warnings=())
+    try:
+        chunks = PromptBuilder(alone, tokenizer).raw(text).chunks
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    return [id_ for chunk in chunks if isinstance(chunk, TextChunk) for id_ in chunk.ids]
 
 
 def bos_id(metadata: Metadata) -> int | None:

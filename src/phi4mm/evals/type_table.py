@@ -1,8 +1,8 @@
 """All types of one bundle beside each other: sizes, and how far each is from the source.
 
-The source's log-probabilities of a text are computed once; then, for one type after another, the
-decoder is quantised and compared with them.  Every row is on disk when it is measured, so that a
-run that was stopped goes on where it was.
+The source's log-probabilities of some material are computed once; then, for one type after another,
+the decoder is quantised and compared with them.  Every row is on disk when it is measured, so that
+a run that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any, Final
 from phi4mm.convert.output_folder import check_space, readable_os_errors
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
-from phi4mm.evals.log_probs import file_size
-from phi4mm.evals.perplexity import Divergence, measure_divergence, measure_perplexity
-from phi4mm.evals.scoring import cut_chunks
+from phi4mm.evals.material import Material
+from phi4mm.evals.perplexity import Divergence
 from phi4mm.measurement.fingerprint import identify
 from phi4mm.measurement.record import new_record
 from phi4mm.measurement.staged_file import staged_file
@@ -49,7 +48,7 @@ class TypeRow:
         has_imatrix: whether an importance matrix was used.
         n_bytes: size of the decoder's file.
         bits_per_weight: of the decoder.
-        perplexity: of the text, and its standard error.
+        perplexity: of the material, and its standard error.
         perplexity_error: of the former.
         kl: mean divergence from the source, nats per token; None for the source itself, as are
             the next three.
@@ -77,18 +76,14 @@ class TypeTableRequest:
     """What to compare, and on what.
 
     Attributes:
-        text: a text in UTF-8.
-        n_ctx: tokens of a chunk.
-        max_chunks: most chunks; None for all.
+        material: what is computed.
         recipes: the types.
         imatrix: an importance matrix and its file; types that it changes are measured without
             and with it.
         keep: whether the bundles stay, each with its divergence as a record.
     """
 
-    text: Path
-    n_ctx: int
-    max_chunks: int | None
+    material: Material
     recipes: tuple[Recipe, ...]
     imatrix: tuple[ImportanceMatrix, Path] | None = None
     keep: bool = False
@@ -116,8 +111,8 @@ def compare_types(
         The source's row, then the others in the order of ``request``.
 
     Raises:
-        InputError: the folder's rows were measured in another way, there is no room, the text is
-            too short, or the source is quantised already.
+        InputError: the folder's rows were measured in another way, there is no room, or the source
+            is quantised already.
         ModelFileError: the importance matrix is of another model.
     """
     with readable_os_errors():
@@ -138,13 +133,9 @@ class _Table:
         self._bundle, self._out_dir, self._request = bundle, out_dir, request
         self._params, self._stage = params, stage
         self._alone = replace(bundle, mmproj=None, adapters={})
-        chunks = cut_chunks(bundle.decoder, request.text, request.n_ctx, request.max_chunks)
-        n_chunks, n_ctx = chunks.shape
-        self._logits_size = file_size(n_chunks, n_ctx, bundle.decoder.hparams.n_vocab)
         self._setup: dict[str, Any] = {
             "source": identify(bundle.decoder.file).fingerprint,
-            "text": sha256(chunks.tobytes()).hexdigest(),
-            "chunks": [n_chunks, n_ctx],
+            **request.material.identity(),
             "cache": [params.type_k, params.type_v],
         }
 
@@ -169,18 +160,10 @@ class _Table:
         logits, kept = self._out_dir / BASE_LOGITS, self._kept(_BASE, None)
         if kept is not None and (logits.exists() or not needs_logits):
             return kept
-        check_space(self._out_dir, self._logits_size)
-        decoder = self._bundle.decoder
-        with self._stage("scoring the source", "chunks") as progress:
-            found = measure_perplexity(
-                decoder,
-                self._request.text,
-                self._params,
-                n_ctx=self._request.n_ctx,
-                max_chunks=self._request.max_chunks,
-                save_to=logits,
-                progress=progress,
-            )
+        material, decoder = self._request.material, self._bundle.decoder
+        check_space(self._out_dir, material.base_bytes())
+        with self._stage("scoring the source", material.unit) as progress:
+            found = material.perplexity(decoder, logits, progress)
         row = TypeRow(
             name=_own_name(decoder.file.metadata.get(keys.General.FILE_TYPE)),
             has_imatrix=False,
@@ -204,9 +187,10 @@ class _Table:
         with self._folder(name) as folder:
             with self._stage(f"{name}: quantising", None) as progress:
                 report = quantize_parts(source, folder, request, self._params.threads, progress)
-            with Bundle.open(folder) as made, self._stage(f"{name}: scoring", "chunks") as progress:
+            unit = self._request.material.unit
+            with Bundle.open(folder) as made, self._stage(f"{name}: scoring", unit) as progress:
                 logits = self._out_dir / BASE_LOGITS
-                found = measure_divergence(made.decoder, logits, self._params, progress=progress)
+                found = self._request.material.divergence(made.decoder, logits, progress)
                 if self._request.keep:
                     self._write_record(made, folder, found)
         row = _row(recipe, imatrix is not None, report.parts[0], found)
@@ -226,7 +210,7 @@ class _Table:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _write_record(self, made: Bundle, folder: Path, found: Divergence) -> None:
-        values = {"text": self._request.text.name, **asdict(found)}
+        values = {"text": self._request.material.name, **asdict(found)}
         path = folder / "measurements" / "kl_divergence.json"
         path.parent.mkdir(exist_ok=True)
         new_record("kl_divergence", made, values, self._params.threads).write(path)

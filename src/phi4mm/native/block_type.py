@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm.errors import NativeError
+from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.native.library import Library
 
 Rows = NDArray[np.float32]
@@ -68,6 +69,27 @@ def dequantise_rows(library: Library, blocks: Blocks, ggml_type: int) -> Rows:
     rows = np.empty((n_rows, n_bytes // traits.type_size * traits.blck_size), np.float32)
     traits.to_float(ffi.from_buffer(blocks), _floats(ffi, rows), rows.size)
     return rows
+
+
+def stored_rows(library: Library, rows: Blocks, ggml_type: GGMLType) -> Rows:
+    """The weights of rows as a file stores them, of any type that weights have.
+
+    Args:
+        library: the native library.
+        rows: (n_rows, bytes of a row).
+        ggml_type: their type.
+
+    Returns:
+        (n_rows, n_cols) float32.
+    """
+    if ggml_type is GGMLType.F32:
+        return rows.view(np.float32)
+    if ggml_type is GGMLType.F16:
+        return rows.view(np.float16).astype(np.float32)
+    if ggml_type is GGMLType.BF16:
+        widened = np.left_shift(rows.view(np.uint16), 16, dtype=np.uint32, casting="unsafe")
+        return np.asarray(widened).view(np.float32)
+    return dequantise_rows(library, np.ascontiguousarray(rows), ggml_type)
 
 
 def _traits(library: Library, ggml_type: int) -> Any:

@@ -24,6 +24,8 @@ class Conversation:
         audios: files of clips.
         prompt: the user's words; may be empty if there are media.
         answer: the assistant's words; None leaves them out.
+        system: the system message's words; may be empty.
+        tools: JSON text that describes the tools on offer; None for none.
     """
 
     name: str
@@ -31,6 +33,8 @@ class Conversation:
     audios: tuple[str, ...] = ()
     prompt: str = ""
     answer: str | None = None
+    system: str = ""
+    tools: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,8 @@ def read_conversations(path: Path) -> list[Conversation]:
 
     ``{"image": FILE, "audio": FILE, "prompt": WORDS, "answer": WORDS}``: each can be left out, but
     a prompt or a medium must be there.  Several files are ``"images"`` and ``"audios"``; paths are
-    relative to the manifest.
+    relative to the manifest.  ``"system"`` and ``"tools"`` (JSON text of a list) make a system
+    message.
 
     Raises:
         InputError: it cannot be read, a line is wrong, or there is none.
@@ -79,6 +84,8 @@ def _conversation(line: JsonLine) -> Conversation:
         audios=line.take_paths("audio") if has_audios else (),
         prompt=line.take("prompt") if has_prompt else "",
         answer=line.take("answer") if "answer" in line.values else None,
+        system=line.take("system") if "system" in line.values else "",
+        tools=line.take("tools") if "tools" in line.values else None,
     )
     line.finish()
     return conversation

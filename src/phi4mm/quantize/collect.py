@@ -109,9 +109,8 @@ def collect_imatrix(
     """
     threads = n_threads_or_all(n_threads)
     params = EngineParams(n_threads=threads, offload=offload, encoder_cache_bytes=0)
-    with Bundle.open(path) as bundle:
+    with Bundle.open(path) as bundle, ConversationRun(bundle, params, _N_BATCH) as run:
         chunks = _chunks(bundle.decoder, calibration)
-        run = ConversationRun(bundle, params, _N_BATCH)
         planned = run.plan(calibration.conversations)
         n_tokens: Counter[Adapter | None] = Counter({None: chunks.size} if chunks.size else {})
         for item in planned:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from phi4mm.encoders.steps import finish
 from phi4mm.engine.context_plan import plan_contexts
@@ -30,11 +32,14 @@ from phi4mm.native.product_observer import ProductObserver
 from phi4mm.progress import Advance
 from phi4mm.prompt.chunk import Prompt, PromptBuilder, TextChunk
 from phi4mm.prompt.medium import Sound
-from phi4mm.prompt.message import user_message
+from phi4mm.prompt.message import Message, TextPart, user_message
 from phi4mm.prompt.tokenizer import Tokenizer
 from phi4mm.quantize.calibration import Conversation
 
 _END = "<|end|>"
+
+Ids = npt.NDArray[np.int32]
+Rows = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,19 +50,21 @@ class PlannedConversation:
         conversation: the conversation.
         adapter: the adapter its media ask for.
         n_tokens: its length.
+        n_answer: of these, the answer's, the token that ends it among them.
     """
 
     conversation: Conversation
     adapter: AdapterName | None
     n_tokens: int
+    n_answer: int
 
 
 class ConversationRun:
-    """Prompts of conversations, and what computes them.
+    """Prompts of conversations, and what computes them; a context manager that owns the encoders.
 
     Args:
         bundle: the files.
-        params: threads, devices.
+        params: threads, devices, types of the cache.
         n_batch: rows computed at once.
     """
 
@@ -67,6 +74,19 @@ class ConversationRun:
         self._n_batch = n_batch
         self._tokenizer = Tokenizer(bundle.decoder.file.metadata)
         self._prompts = PromptBuilder(bundle, self._tokenizer)
+        self._stack = ExitStack()
+
+    def __enter__(self) -> ConversationRun:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._stack.close()
+
+    @cached_property
+    def _encoder(self) -> MediaEncoder:
+        """Made when the first medium needs it; keeps what it encoded for the next pass."""
+        encoder = MediaEncoder(self._bundle, self._params, AbortFlag(load()))
+        return self._stack.enter_context(closing(encoder))
 
     def plan(self, conversations: Sequence[Conversation]) -> list[PlannedConversation]:
         """Decode all media once, so that what is wrong is found before anything is computed.
@@ -83,18 +103,22 @@ class ConversationRun:
             raise InputError(
                 f"{conversation.name}: has {prompt.n_tokens} tokens, the model takes {n_max}"
             )
-        return PlannedConversation(conversation, prompt.mode.adapter, prompt.n_tokens)
+        n_answer = len(self._answer_ids(conversation))
+        return PlannedConversation(conversation, prompt.mode.adapter, prompt.n_tokens, n_answer)
 
     def _prompt(self, conversation: Conversation) -> Prompt:
-        message = user_message(conversation.prompt, conversation.images, conversation.audios)
         try:
-            prompt = self._prompts.chat([message])
+            prompt = self._prompts.chat(_messages(conversation))
         except InputError as error:
             raise InputError(f"{conversation.name}: {error}") from None
+        ids = self._answer_ids(conversation)
+        return Prompt((*prompt.chunks, TextChunk(ids))) if ids else prompt
+
+    def _answer_ids(self, conversation: Conversation) -> tuple[int, ...]:
+        """The answer and the token that ends it; empty without an answer."""
         if conversation.answer is None:
-            return prompt
-        ids = (*self._tokenizer.encode(conversation.answer), self._tokenizer.special_id(_END))
-        return Prompt((*prompt.chunks, TextChunk(ids)))
+            return ()
+        return (*self._tokenizer.encode(conversation.answer), self._tokenizer.special_id(_END))
 
     def compute(
         self,
@@ -111,28 +135,59 @@ class ConversationRun:
             planned: from ``plan``.
             advance: told of every piece.
         """
-        with ExitStack() as stack:
-            encoder = stack.enter_context(
-                closing(MediaEncoder(self._bundle, self._params, AbortFlag(load())))
+        for _, _, batch in self._decode(model, planned, observer):
+            observer.raise_failure()
+            advance(batch.n_rows)
+
+    def score(
+        self, model: Model, planned: Sequence[PlannedConversation], advance: Advance
+    ) -> Iterator[tuple[Rows, Ids]]:
+        """What a decoder gives the answers' tokens, the token that ends each among them.
+
+        Args:
+            model: the decoder, which may be another quantisation of the bundle's.
+            planned: from ``plan``, each with an answer.
+            advance: told of every piece.
+
+        Yields:
+            Logits (n, n_vocab), and the tokens that really come, (n,).
+        """
+        for item, context, batch in self._decode(model, planned):
+            ids = self._answer_ids(item.conversation)
+            first = item.n_tokens - len(ids) - 1  # the position that foretells the answer's first
+            rows = np.flatnonzero(
+                (batch.positions >= first) & (batch.positions < item.n_tokens - 1)
             )
+            if len(rows):
+                places = batch.positions[rows] - first
+                yield context.logits(rows.tolist()), np.array(ids, np.int32)[places]
+            advance(batch.n_rows)
+
+    def _decode(
+        self,
+        model: Model,
+        planned: Sequence[PlannedConversation],
+        observer: ProductObserver | None = None,
+    ) -> Iterator[tuple[PlannedConversation, Context, Batch]]:
+        """Every batch of every conversation, after it was computed."""
+        with ExitStack() as stack:
             adapters = {
                 name: stack.enter_context(Adapter(model, self._bundle.adapters[name].path))
                 for name in {item.adapter for item in planned}
                 if name is not None and name != self._bundle.decoder.hparams.merged_adapter
             }
             for item in planned:
-                prompt = self._prompt(item.conversation)
                 chosen = [
                     (adapter, 1.0) for name, adapter in adapters.items() if name == item.adapter
                 ]
-                with Context(model, self._context_params(item.n_tokens), observer=observer) as c:
-                    c.set_adapters(chosen)
-                    for batch in self._batches(prompt, encoder):
-                        c.decode(batch)
-                        observer.raise_failure()
-                        advance(batch.n_rows)
+                params = self._context_params(item.n_tokens)
+                with Context(model, params, observer=observer) as context:
+                    context.set_adapters(chosen)
+                    for batch in self._batches(self._prompt(item.conversation)):
+                        context.decode(batch)
+                        yield item, context, batch
 
-    def _batches(self, prompt: Prompt, encoder: MediaEncoder) -> Iterator[Batch]:
+    def _batches(self, prompt: Prompt) -> Iterator[Batch]:
         start = 0
         for chunk in prompt.chunks:
             logits: Literal["all", "none"] = "none"
@@ -142,7 +197,7 @@ class ConversationRun:
             else:
                 is_sound = isinstance(chunk, Sound)
                 projection = prompt.mode.audio_projection if is_sound else None
-                inputs = finish(encoder.steps(chunk, projection))
+                inputs = finish(self._encoder.steps(chunk, projection))
             for first in range(0, len(inputs), self._n_batch):
                 piece = inputs[first : first + self._n_batch]
                 yield Batch.of_sequence(piece, start=start, logits=logits)
@@ -160,4 +215,16 @@ class ConversationRun:
             n_batch=n_batch,
             n_ubatch=n_batch,
             n_outputs_max=n_batch,
+            type_k=self._params.type_k,
+            type_v=self._params.type_v,
+            flash_attn=self._params.flash_attention,
         )
+
+
+def _messages(conversation: Conversation) -> list[Message]:
+    """The system message, if there is one, and the user's."""
+    asked = user_message(conversation.prompt, conversation.images, conversation.audios)
+    if not conversation.system and conversation.tools is None:
+        return [asked]
+    parts = (TextPart(conversation.system),) if conversation.system else ()
+    return [Message("system", parts, tools=conversation.tools), asked]

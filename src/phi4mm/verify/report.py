@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -11,51 +11,16 @@ import numpy as np
 from phi4mm.api import Phi4MM
 from phi4mm.convert.checkpoint import Checkpoint
 from phi4mm.errors import InputError
+from phi4mm.markdown import markdown_table
 from phi4mm.progress import Advance, Progress, Stage, counter
 from phi4mm.verify import ours
-from phi4mm.verify.case import CASES, CLIP, PICTURE, Array, Case, Stages
+from phi4mm.verify.case import CASES, CLIP, PICTURE, Case, Stages
+from phi4mm.verify.difference import AnswerError, StageError, cosine, rows_of, stage_error
+from phi4mm.verify.recording import Recording
 from phi4mm.verify.reference import Reference
 from phi4mm.verify.weights import WeightReport, compare_weights
 
 COSINE_BAR: Final = 0.99999
-
-
-@dataclass(frozen=True, slots=True)
-class StageError:
-    """A stage of the encoders.
-
-    Attributes:
-        name: the stage.
-        max_error: largest absolute difference.
-        scale: root mean square of the reference.
-        relative: root mean square of the differences, over the scale.
-    """
-
-    name: str
-    max_error: float
-    scale: float
-    relative: float
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerError:
-    """A prompt.
-
-    Attributes:
-        name: the case.
-        n_tokens: of the prompt.
-        max_error: largest absolute difference of logits.
-        cosine: of the logits after the last token.
-        n_agreed: tokens of the bundle's greedy answer that the reference chooses too.
-        n_greedy: tokens of that answer.
-    """
-
-    name: str
-    n_tokens: int
-    max_error: float
-    cosine: float
-    n_agreed: int
-    n_greedy: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +51,15 @@ class VerifyReport:
         return asdict(self) | {"meets_bar": self.meets_bar}
 
 
-def verify(checkpoint: Checkpoint, model: Phi4MM, n_threads: int, stage: Stage) -> VerifyReport:
+def verify(
+    checkpoint: Checkpoint,
+    model: Phi4MM,
+    n_threads: int,
+    stage: Stage,
+    *,
+    recorded: Recording | None = None,
+    record: Recording | None = None,
+) -> VerifyReport:
     """Compare a bundle with the checkpoint it was made from.
 
     Args:
@@ -94,33 +67,68 @@ def verify(checkpoint: Checkpoint, model: Phi4MM, n_threads: int, stage: Stage) 
         model: the bundle, opened; with an F32 cache for exact numbers.
         n_threads: threads for the encoders.
         stage: told what is being done, and how far it is.
+        recorded: what the reference says, to compare with in its place.
+        record: takes in what the reference says.
 
     Raises:
-        ModelFileError: the bundle was made from another checkpoint.
+        InputError: there is no reference to record.
+        ModelFileError: the bundle was made from another checkpoint, or the recording is of other
+            stages.
     """
     with stage("comparing weights", None) as progress:
         weights = compare_weights(checkpoint, model.bundle, progress)
+    if recorded is not None:
+        return _compare_recorded(weights, model, n_threads, recorded, stage)
     try:
         with stage("loading the reference", "tensors") as progress:
             reference = Reference(checkpoint, progress)
     except InputError as error:
-        return VerifyReport(weights, (), (), (f"stages and answers: {error}",))
+        if record is not None:
+            raise
+        return VerifyReport(weights, (), (), (f"stages and answers: {error}; or --recorded FILE",))
     with stage("comparing the encoders", "passes") as progress:
-        stages = tuple(_compare_stages(model, n_threads, reference, progress))
+        stages = tuple(_compare_stages(model, n_threads, reference, record, progress))
+    answers, missing = _compare_cases(
+        lambda case: _compare_answer(model, reference, case, record), stage
+    )
+    return VerifyReport(weights, stages, answers, missing)
+
+
+def _compare_recorded(
+    weights: WeightReport, model: Phi4MM, n_threads: int, recorded: Recording, stage: Stage
+) -> VerifyReport:
+    with stage("comparing the encoders", "passes") as progress:
+        advance = counter(1, progress)
+        stages = tuple(recorded.stage_errors(ours.encoder_stages(model, n_threads)))
+        advance(1)
+    answers, missing = _compare_cases(
+        lambda case: recorded.answer_error(case, ours.answer(model, case)), stage
+    )
+    return VerifyReport(weights, stages, answers, missing)
+
+
+def _compare_cases(
+    compare: Callable[[Case], AnswerError], stage: Stage
+) -> tuple[tuple[AnswerError, ...], tuple[str, ...]]:
+    """The answers that could be compared, and why others could not."""
     answers, missing = [], []
     with stage("comparing answers", "prompts") as progress:
         advance = counter(len(CASES), progress)
         for case in CASES:
             try:
-                answers.append(_compare_answer(model, reference, case))
+                answers.append(compare(case))
             except InputError as error:
                 missing.append(f"answer to {case.name}: {error}")
             advance(1)
-    return VerifyReport(weights, stages, tuple(answers), tuple(missing))
+    return tuple(answers), tuple(missing)
 
 
 def _compare_stages(
-    model: Phi4MM, n_threads: int, reference: Reference, progress: Progress | None
+    model: Phi4MM,
+    n_threads: int,
+    reference: Reference,
+    record: Recording | None,
+    progress: Progress | None,
 ) -> Iterator[StageError]:
     bundle = model.bundle
     advance = counter(1 + (bundle.vision is not None) + 2 * (bundle.audio is not None), progress)
@@ -128,7 +136,9 @@ def _compare_stages(
     advance(1)
     right = _reference_stages(model, reference, advance)
     for name, pieces in found.items():
-        yield _stage_error(name, pieces, right[name])
+        if record is not None:
+            record.add_stage(name, right[name])
+        yield stage_error(name, rows_of(pieces), rows_of(right[name]))
 
 
 def _reference_stages(model: Phi4MM, reference: Reference, advance: Advance) -> Stages:
@@ -148,37 +158,24 @@ def _reference_stages(model: Phi4MM, reference: Reference, advance: Advance) -> 
     return found | {"aud.projected.vision": reference.stages["aud.projected.vision"]}
 
 
-def _stage_error(name: str, found: list[Array], right: list[Array]) -> StageError:
-    """Compare what was computed; patches without a part in the result are NaN on our side."""
-    a = np.concatenate([piece.reshape(-1, piece.shape[-1]) for piece in found])
-    b = np.concatenate([piece.reshape(-1, piece.shape[-1]) for piece in right])
-    n = min(len(a), len(b))  # the last attention chunk is filled up on one side
-    computed = ~np.isnan(a[:n])
-    difference = (a[:n] - b[:n])[computed].astype(np.float64)
-    scale = float(np.sqrt((b[:n][computed].astype(np.float64) ** 2).mean()))
-    rms = float(np.sqrt((difference**2).mean()))
-    return StageError(name, float(np.abs(difference).max()), scale, rms / scale)
-
-
-def _compare_answer(model: Phi4MM, reference: Reference, case: Case) -> AnswerError:
+def _compare_answer(
+    model: Phi4MM, reference: Reference, case: Case, record: Recording | None
+) -> AnswerError:
     answer = ours.answer(model, case)
     prompt = model.prompts.raw(case.prompt, case.images, case.audios)
     n = len(answer.logits)
     right = reference.logits(prompt, answer.tokens[:-1])
+    if record is not None:
+        record.add_answer(case, right[n - 1 :], answer.tokens)
     choices = right[n - 1 :].argmax(axis=-1)
     return AnswerError(
         name=case.name,
         n_tokens=n,
         max_error=float(np.abs(answer.logits - right[:n]).max()),
-        cosine=_cosine(answer.logits[-1], right[n - 1]),
+        cosine=cosine(answer.logits[-1], right[n - 1]),
         n_agreed=int((choices == np.array(answer.tokens)).sum()),
         n_greedy=len(answer.tokens),
     )
-
-
-def _cosine(a: Array, b: Array) -> float:
-    x, y = a.astype(np.float64), b.astype(np.float64)
-    return float(x @ y / (np.linalg.norm(x) * np.linalg.norm(y)))
 
 
 def to_markdown(report: VerifyReport) -> str:
@@ -188,21 +185,21 @@ def to_markdown(report: VerifyReport) -> str:
     lines = [f"# Parity\n\nTensors: {w.n_used} used, {n_left} left out, of {w.n_tensors}."]
     lines += [f"- left out {n}: {reason}" for reason, n in w.n_dropped.items()]
     lines.append("\n## Weights\n")
-    lines += _table(
+    lines += markdown_table(
         ("part", "types", "tensors", "relative error", "worst tensor", "its error"),
         [(p.part, ", ".join(p.types), str(p.n_tensors), f"{p.relative:.3e}", p.worst,
           f"{p.worst_relative:.3e}") for p in w.parts],
     )  # fmt: skip
     if report.stages:
         lines.append("\n## Encoders\n")
-        lines += _table(
+        lines += markdown_table(
             ("stage", "largest error", "scale", "relative error"),
             [(s.name, f"{s.max_error:.3e}", f"{s.scale:.3g}", f"{s.relative:.3e}")
              for s in report.stages],
         )  # fmt: skip
     if report.answers:
         lines.append("\n## Answers\n")
-        lines += _table(
+        lines += markdown_table(
             ("prompt", "tokens", "largest error", "cosine after the last token", "greedy tokens"),
             [(a.name, str(a.n_tokens), f"{a.max_error:.3e}", f"{a.cosine:.8f}",
               f"{a.n_agreed}/{a.n_greedy}") for a in report.answers],
@@ -214,8 +211,3 @@ def to_markdown(report: VerifyReport) -> str:
         )
     lines += [f"\nNot compared: {reason}" for reason in report.missing]
     return "\n".join(lines)
-
-
-def _table(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
-    cells = [header, ("---",) * len(header), *rows]
-    return [f"| {' | '.join(row)} |" for row in cells]

@@ -17,9 +17,8 @@ from phi4mm.convert.plan import Plan, PlannedFile, plan_checkpoint
 from phi4mm.convert.rows import RowSource
 from phi4mm.errors import ModelFileError
 from phi4mm.modelfile.bundle import Bundle
-from phi4mm.modelfile.ggml_type import GGMLType
 from phi4mm.modelfile.reader import GGUFFile
-from phi4mm.native.block_type import dequantise_rows
+from phi4mm.native.block_type import stored_rows
 from phi4mm.native.library import load
 from phi4mm.progress import Advance, Progress, counter
 from phi4mm.quantize.source import SourcePart, parts_of
@@ -136,22 +135,11 @@ def _squares(
     for start in range(0, source.n_rows, step):
         stop = min(start + step, source.n_rows)
         right = source.read(start, stop)
-        found = _floats(stored[start:stop], file.tensors[name].ggml_type)[:, : source.n_cols]
-        difference = found.astype(np.float64) - right
+        found = stored_rows(load(), stored[start:stop], file.tensors[name].ggml_type)
+        difference = found[:, : source.n_cols].astype(np.float64) - right
         yield float((difference**2).sum()), float((right.astype(np.float64) ** 2).sum())
         advance(stored[start:stop].nbytes)
 
 
 def _row_bytes(file: GGUFFile, name: str, n_rows: int) -> npt.NDArray[np.uint8]:
     return file.raw(name).reshape(n_rows, -1)
-
-
-def _floats(rows: npt.NDArray[np.uint8], ggml_type: GGMLType) -> Rows:
-    if ggml_type is GGMLType.F32:
-        return rows.view(np.float32)
-    if ggml_type is GGMLType.F16:
-        return rows.view(np.float16).astype(np.float32)
-    if ggml_type is GGMLType.BF16:
-        widened = np.left_shift(rows.view(np.uint16), 16, dtype=np.uint32, casting="unsafe")
-        return np.asarray(widened).view(np.float32)
-    return dequantise_rows(load(), np.ascontiguousarray(rows), ggml_type)
