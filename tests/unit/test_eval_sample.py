@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ from phi4mm.cli.eval_sample import summary
 from phi4mm.convert import convert_checkpoint
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.event import Event, Timings, Usage
-from phi4mm.errors import InputError
+from phi4mm.errors import Cancelled, InputError, NativeError
 from phi4mm.evals.ability import Ability, read_abilities
 from phi4mm.evals.ability_score import ask_abilities, judge, score_ability, spoken_words
 from phi4mm.evals.answer_scores import same_calls, verbatim
+from phi4mm.evals.answers_file import AnswersFile
 from phi4mm.evals.interval import rate_interval, share_interval
 from phi4mm.evals.manifest import ClipItem, QuestionItem, read_questions
 from phi4mm.evals.request import messages_of
-from phi4mm.evals.slots import Asked, Said, SlotAsker
+from phi4mm.evals.slots import Asked, Said, SlotAsker, ask_side_by_side
 
 SET = Path(__file__).parents[1] / "data" / "held_out"
 
@@ -209,18 +211,53 @@ def asker(n_slots: int) -> tuple[FakeEngine, SlotAsker]:
     return engine, SlotAsker(engine, FakePrompts(), plan, n_slots)  # type: ignore[arg-type]
 
 
+TEXTS = ["long question", "a", "no!", "two", "x" * 21, "four"]
+
+
 @pytest.mark.parametrize("n_slots", [1, 3, 8])
-def test_answers_come_in_the_order_asked_whatever_ends_first(n_slots: int) -> None:
-    texts = ["long question", "a", "no!", "two", "x" * 21, "four"]
-    asked = [Asked(question(str(n), text), max_tokens=6) for n, text in enumerate(texts)]
-    told: list[int] = []
+def test_every_answer_comes_with_its_place_whatever_ends_first(n_slots: int) -> None:
     engine, slots = asker(n_slots)
-    said = slots.ask(asked, lambda done, total: told.append(done))
-    assert [one.text for one in said] == ["long q", "a", "", "two", "", "four"]
+    said = dict(slots.ask([Asked(question(text, text), max_tokens=6) for text in TEXTS]))
+    assert [said[n].text for n in range(6)] == ["long q", "a", "", "two", "", "four"]
     assert said[2].error == "not this one"
     assert "the prompt has 21 tokens" in (said[4].error or "")
     assert engine.most == min(n_slots, 4)
-    assert told == list(range(1, 7))
+
+
+@pytest.mark.parametrize("n_engines", [1, 2, 3])
+def test_engines_side_by_side_answer_in_the_order_asked(n_engines: int) -> None:
+    parts = [
+        [Asked(question(text, text), max_tokens=6) for text in TEXTS[n::n_engines]]
+        for n in range(n_engines)
+    ]
+    told: list[str] = []
+    engines, askers = zip(*(asker(2) for _ in range(n_engines)), strict=True)
+    said = ask_side_by_side(askers, parts, lambda asked, one: told.append(asked.item.id))
+    for n, part in enumerate(said):
+        expected = ["long q", "a", "", "two", "", "four"][n::n_engines]
+        assert [one.text for one in part] == expected
+    assert sorted(told) == sorted(TEXTS)
+    assert sum(engine.n_submitted for engine in engines) == 4, "two are refused when they are given"
+
+
+def test_when_one_engine_fails_the_others_are_stopped() -> None:
+    (broken, first), (other, second) = asker(1), asker(1)
+    stopped = threading.Event()
+
+    def fail() -> list[tuple[int, Event]]:
+        raise NativeError("the library failed")
+
+    def wait() -> list[tuple[int, Event]]:
+        assert stopped.wait(10)
+        raise Cancelled("stopped")
+
+    broken.step, other.step = fail, wait  # type: ignore[method-assign]
+    other.interrupt = stopped.set
+    broken.interrupt = lambda: None
+    part = [Asked(question("q", "q"), max_tokens=2)]
+    with pytest.raises(NativeError, match="the library failed"):
+        ask_side_by_side([first, second], [part, part], lambda asked, one: None)
+    assert stopped.is_set()
 
 
 def abilities() -> list[Ability]:
@@ -235,7 +272,7 @@ def abilities() -> list[Ability]:
 def test_what_is_asked_without_its_adapter_is_scored_apart() -> None:
     scores = [
         score_ability(ability, judged)
-        for ability, judged in ask_abilities(asker(2)[1], abilities(), "both")
+        for ability, judged in ask_abilities([asker(2)[1]], abilities(), "both")
     ]
     see, know = scores
     assert see.score is not None
@@ -251,11 +288,51 @@ def test_what_is_asked_without_its_adapter_is_scored_apart() -> None:
 
 
 def test_only_abilities_with_an_adapter_are_asked_without_it() -> None:
-    ((ability, judged),) = ask_abilities(asker(2)[1], abilities(), "off")
+    ((ability, judged),) = ask_abilities([asker(2)[1]], abilities(), "off")
     assert ability.name == "see"
     assert [one.said for one in judged] == ["CAT", "DOG"]
     score = score_ability(ability, judged)
     assert (score.score, score.is_reached) == (None, None)
+
+
+def test_items_are_asked_adapter_by_adapter_and_an_item_by_one_engine_alone() -> None:
+    """The adapter switches rarely, and media that are encoded with it on are kept for it off."""
+    asked: list[list[tuple[str, str | None]]] = [[], []]
+
+    def noted(n: int) -> SlotAsker:
+        engine, slots = asker(1)
+        submit = engine.submit
+
+        def note(prompt: FakePrompt, sampling: Any, adapter: str | None) -> int:
+            asked[n].append((prompt.text, adapter))
+            return submit(prompt, sampling, adapter)
+
+        engine.submit = note  # type: ignore[method-assign]
+        return slots
+
+    ask_abilities([noted(0), noted(1)], abilities(), "both")
+    assert asked[0] == [("yes", "auto"), ("cat", "auto"), ("cat", None)]
+    assert asked[1] == [("no", "auto"), ("dog", "auto"), ("dog", None)]
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    path, header = tmp_path / "answers.jsonl", {"task": "sample"}
+    with AnswersFile(path, header) as kept:
+        ask_abilities([asker(2)[1]], abilities(), "on", kept)
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    assert len(lines) == 1 + 4
+    lines[1] = lines[1].replace('"text": "', '"text": "kept ')
+    path.write_text("".join(lines[:3]) + lines[3][:20], encoding="utf-8")  # cut off in a line
+
+    engine, slots = asker(2)
+    told: list[tuple[int, int]] = []
+    with AnswersFile(path, header) as kept:
+        judged = ask_abilities([slots], abilities(), "both", kept, lambda *of: told.append(of))
+    assert engine.n_submitted == 2 + 2, "two of those with the adapter on, and those with it off"
+    said = [one.said for _, answers in judged for one in answers]
+    assert sorted(said) == ["CAT", "DOG", "cat", "dog", "kept no", "yes"]
+    assert told[0] == (2, 6)
+    assert told[-1] == (6, 6)
 
 
 Sample = Callable[..., tuple[int, str, str]]
@@ -323,6 +400,7 @@ def test_a_merged_adapter_cannot_be_switched_off(
         (["absent"], "abilities.json: cannot be read"),
         ([SET, "--limit", 0], "--limit is 0"),
         ([SET, "-np", 0], "-np/--parallel is 0"),
+        ([SET, "--engines", 0], "--engines is 0"),
     ],
 )
 def test_bad_settings_are_refused(sample: Sample, flags: list[object], message: str) -> None:

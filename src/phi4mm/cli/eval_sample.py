@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
     from phi4mm.engine.parameters import EngineParams
     from phi4mm.evals.ability import Ability
     from phi4mm.evals.ability_score import AbilityScore, Judged
+    from phi4mm.evals.answers_file import AnswersFile
     from phi4mm.evals.interval import Interval
+    from phi4mm.evals.slots import SlotAsker
     from phi4mm.modelfile.bundle import Bundle
 
 _EPILOG = """\
@@ -27,7 +30,7 @@ python -m evals.make DIR makes the sets (see evals/README.md). Shares of right a
 least the bar, word error rates at most; all with their 95 % intervals.
 
 examples:
-  phi4mm eval sample held-out -np 8
+  phi4mm eval sample held-out -np 8 -t 1 --engines 2 --answers sample.jsonl
   phi4mm eval sample held-out -m sample-q4 --adapter on -o q4.json
 """
 _DEFAULT_SLOTS = 4
@@ -57,6 +60,20 @@ def add_parser(tasks: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
         type=int,
         default=_DEFAULT_SLOTS,
         help=f"items at the same time (default: {_DEFAULT_SLOTS})",
+    )
+    parser.add_argument(
+        "--engines",
+        metavar="N",
+        type=int,
+        default=1,
+        help="engines side by side, each with its own copy of the weights, -np slots and -t "
+        "threads; for a small model one a core with -t 1 is fastest (default: 1)",
+    )
+    parser.add_argument(
+        "--answers",
+        metavar="FILE",
+        type=Path,
+        help="keep answers as they come (JSON lines): a run that was stopped goes on where it was",
     )
     parser.add_argument("--limit", metavar="N", type=int, help="first items of each set only")
     parser.add_argument(
@@ -94,6 +111,8 @@ def run(args: argparse.Namespace) -> int:
 def _params(args: argparse.Namespace) -> EngineParams:
     from phi4mm.engine.parameters import EngineParams
 
+    if args.engines < 1:
+        raise InputError(f"--engines is {args.engines}, must be at least 1")
     return EngineParams(
         n_ctx=args.ctx_size,
         n_threads=args.threads,
@@ -121,12 +140,7 @@ def _abilities(args: argparse.Namespace) -> list[Ability]:
 def _ask(
     args: argparse.Namespace, bundle: Bundle, params: EngineParams, abilities: Sequence[Ability]
 ) -> list[tuple[Ability, list[Judged]]]:
-    from phi4mm.engine.context_plan import plan_contexts
-    from phi4mm.engine.loading import loaded_engine
     from phi4mm.evals.ability_score import ask_abilities
-    from phi4mm.evals.slots import SlotAsker
-    from phi4mm.prompt.chunk import PromptBuilder
-    from phi4mm.prompt.tokenizer import Tokenizer
 
     merged = bundle.decoder.hparams.merged_adapter
     if merged is not None and args.adapter != "on":
@@ -134,14 +148,49 @@ def _ask(
             f"--adapter is {args.adapter}, must be on: {bundle.decoder.path} has its {merged} "
             f"adapter merged in"
         )
-    plan = plan_contexts(params, bundle.decoder.hparams)
-    tokenizer = Tokenizer(bundle.decoder.file.metadata)
     with (
-        loaded_engine(bundle, params, tokenizer) as engine,
+        _askers(bundle, params, args.engines) as askers,
+        _kept_answers(args, bundle) as kept,
         progress_bar("asking", unit="items") as progress,
     ):
-        asker = SlotAsker(engine, PromptBuilder(bundle, tokenizer), plan, params.n_slots)
-        return ask_abilities(asker, abilities, args.adapter, progress)
+        return ask_abilities(askers, abilities, args.adapter, kept, progress)
+
+
+@contextmanager
+def _askers(bundle: Bundle, params: EngineParams, n_engines: int) -> Iterator[list[SlotAsker]]:
+    """Engines that are loaded, each behind what keeps its slots busy."""
+    from phi4mm.engine.context_plan import plan_contexts
+    from phi4mm.engine.loading import loaded_engine
+    from phi4mm.evals.slots import SlotAsker
+    from phi4mm.prompt.chunk import PromptBuilder
+    from phi4mm.prompt.tokenizer import Tokenizer
+
+    plan = plan_contexts(params, bundle.decoder.hparams)
+    tokenizer = Tokenizer(bundle.decoder.file.metadata)
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(loaded_engine(bundle, params, tokenizer)) for _ in range(n_engines)
+        ]
+        yield [
+            SlotAsker(engine, PromptBuilder(bundle, tokenizer), plan, params.n_slots)
+            for engine in engines
+        ]
+
+
+def _kept_answers(
+    args: argparse.Namespace, bundle: Bundle
+) -> AbstractContextManager[AnswersFile | None]:
+    from phi4mm.evals.answers_file import AnswersFile
+    from phi4mm.measurement.record import identities
+
+    if args.answers is None:
+        return nullcontext()
+    header = {
+        "task": "sample",
+        "files": [asdict(file) for file in identities(bundle)],
+        "cache": [args.cache_type_k, args.cache_type_v],
+    }
+    return AnswersFile(args.answers, header)
 
 
 def _write_details(path: Path, judged: Iterable[tuple[Ability, Sequence[Judged]]]) -> None:

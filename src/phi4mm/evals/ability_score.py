@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from phi4mm.evals.ability import Ability, Kind
 from phi4mm.evals.answer_scores import SCORES, edit_distance
+from phi4mm.evals.answers_file import Answer, AnswersFile
 from phi4mm.evals.interval import Interval, rate_interval, share_interval
-from phi4mm.evals.manifest import ClipItem, Item
-from phi4mm.evals.slots import Asked, Said, SlotAsker
-from phi4mm.progress import Progress
+from phi4mm.evals.manifest import ClipItem, Item, key_of
+from phi4mm.evals.slots import Asked, Said, SlotAsker, ask_side_by_side
+from phi4mm.progress import Progress, counter
 
 AdapterUse = Literal["on", "off", "both"]
 
@@ -67,14 +68,22 @@ class Judged:
 
 
 def ask_abilities(
-    asker: SlotAsker,
+    askers: Sequence[SlotAsker],
     abilities: Sequence[Ability],
     use: AdapterUse,
+    kept: AnswersFile | None = None,
     progress: Progress | None = None,
 ) -> list[tuple[Ability, list[Judged]]]:
     """Ask the items of every ability, as they are meant to be, without the adapter, or both.
 
     Where nothing has an adapter, there is nothing to switch off.
+
+    Args:
+        askers: one or more; each asks its share of every ability.
+        abilities: what to ask.
+        use: with the adapter, without it, or once each.
+        kept: where answers go as they come; what it has an answer to is not asked again.
+        progress: told about every item.
     """
     runs = [
         (ability, is_on)
@@ -82,16 +91,54 @@ def ask_abilities(
         for is_on in (True, False)
         if use in ("both", "on" if is_on else "off") and (is_on or ability.adapter is not None)
     ]
-    asked = [
-        Asked(item, ability.max_tokens, "auto" if is_on else None)
-        for ability, is_on in runs
-        for item in ability.items
+    said = {} if kept is None else _kept_answers(kept)
+    every = list(_asked(runs, 0, 1))
+    advance = counter(len(every), progress)
+    advance(sum(_key(one) in said for one in every))
+
+    def tell(asked: Asked, one: Said) -> None:
+        said[_key(asked)] = one
+        advance(1)
+        if kept is not None:
+            kept.add(Answer(asked.item.id, _key(asked), one.text, one.seconds, error=one.error))
+
+    parts = [
+        [one for one in _asked(runs, n, len(askers)) if _key(one) not in said]
+        for n in range(len(askers))
     ]
-    answers = iter(asker.ask(asked, progress))
+    ask_side_by_side(askers, parts, tell)
     judged: dict[str, list[Judged]] = {ability.name: [] for ability, _ in runs}
-    for ability, is_on in runs:
-        judged[ability.name] += [judge(item, next(answers), is_on) for item in ability.items]
+    for run in runs:
+        judged[run[0].name] += [
+            judge(one.item, said[_key(one)], run[1]) for one in _asked([run], 0, 1)
+        ]
     return [(ability, judged[ability.name]) for ability in abilities if ability.name in judged]
+
+
+def _asked(runs: Sequence[tuple[Ability, bool]], share: int, n_shares: int) -> Iterator[Asked]:
+    """A share of the items of every run.
+
+    Runs with the same adapter follow each other, since a step computes those of one adapter; an
+    item's two runs are in the same share, since its media are encoded for the first alone.
+    """
+    for ability, is_on in sorted(runs, key=lambda run: (run[0].adapter or "", not run[1])):
+        for item in ability.items[share::n_shares]:
+            yield Asked(item, ability.max_tokens, "auto" if is_on else None)
+
+
+def _key(asked: Asked) -> str:
+    """Tells what was asked, and how, from anything else."""
+    use = "on" if asked.adapter == "auto" else "off"
+    return f"{key_of(asked.item)}-{asked.max_tokens}-{use}"
+
+
+def _kept_answers(kept: AnswersFile) -> dict[str, Said]:
+    """Those that are answers; what failed is asked again."""
+    return {
+        key: Said(answer.text, answer.seconds)
+        for key, answer in kept.answers.items()
+        if answer.error is None
+    }
 
 
 def judge(item: Item, said: Said, is_adapter_on: bool) -> Judged:

@@ -26,7 +26,7 @@ class Answer:
         key: tells the item from another with this id.
         text: the answer.
         seconds: from request to end.
-        media_s: seconds of sound in the request.
+        media_s: seconds of sound in the request; 0 where nobody asks for it.
         error: why there is no answer; None if there is.
     """
 
@@ -34,7 +34,7 @@ class Answer:
     key: str
     text: str
     seconds: float
-    media_s: float
+    media_s: float = 0.0
     error: str | None = None
 
 

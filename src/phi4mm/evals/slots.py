@@ -1,9 +1,13 @@
-"""Many items asked at the same time, in the slots of an engine."""
+"""Many items asked at the same time: in the slots of an engine, and of engines side by side."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from threading import Lock
+from typing import TypeAlias
 
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.engine import AdapterChoice, Engine
@@ -12,7 +16,6 @@ from phi4mm.engine.parameters import SamplingParams
 from phi4mm.errors import InputError
 from phi4mm.evals.manifest import Item
 from phi4mm.evals.request import messages_of
-from phi4mm.progress import Progress, counter
 from phi4mm.prompt.chunk import PromptBuilder
 
 
@@ -37,16 +40,23 @@ class Said:
 
     Attributes:
         text: the answer, without blanks at its ends.
+        seconds: from request to end, while others were answered too.
         error: why there is no answer; None if there is.
     """
 
     text: str
+    seconds: float = 0.0
     error: str | None = None
+
+
+Told: TypeAlias = Callable[[Asked, Said], None]
+"""Called with each answer when it is complete."""
 
 
 @dataclass(slots=True)
 class _Running:
     place: int
+    began: float
     texts: list[str] = field(default_factory=list)
 
 
@@ -68,27 +78,30 @@ class SlotAsker:
         self._plan = plan
         self._n_slots = n_slots
 
-    def ask(self, asked: Sequence[Asked], progress: Progress | None = None) -> list[Said]:
-        """Answers, in the order of what was asked; what cannot be asked is an answer too.
+    def ask(self, asked: Sequence[Asked]) -> Iterator[tuple[int, Said]]:
+        """Answers as they come, each with its place; what cannot be asked is an answer too.
 
         Raises:
+            Cancelled: ``stop`` was called.
             NativeError: the native library failed.
         """
-        said: dict[int, Said] = {}
         running: dict[int, _Running] = {}
-        advance = counter(len(asked), progress)
         waiting = enumerate(asked)
-        while len(said) < len(asked):
+        n_left = len(asked)
+        while n_left:
             while len(running) < self._n_slots and (entry := next(waiting, None)) is not None:
                 try:
-                    running[self._submit(entry[1])] = _Running(entry[0])
+                    running[self._submit(entry[1])] = _Running(entry[0], time.perf_counter())
                 except InputError as error:
-                    said[entry[0]] = Said("", str(error))
-                    advance(1)
-            for place, text in self._step(running):
-                said[place] = Said(text.strip())
-                advance(1)
-        return [said[place] for place in range(len(asked))]
+                    n_left -= 1
+                    yield entry[0], Said("", error=str(error))
+            for place, said in self._step(running):
+                n_left -= 1
+                yield place, said
+
+    def stop(self) -> None:
+        """From another thread: what computes stops with ``Cancelled``, and so does what comes."""
+        self._engine.interrupt()
 
     def _submit(self, asked: Asked) -> int:
         """Hand an item over; the request's id.
@@ -101,11 +114,50 @@ class SlotAsker:
         sampling = SamplingParams(max_tokens=asked.max_tokens)
         return self._engine.submit(prompt, sampling, asked.adapter)
 
-    def _step(self, running: dict[int, _Running]) -> Iterator[tuple[int, str]]:
+    def _step(self, running: dict[int, _Running]) -> Iterator[tuple[int, Said]]:
         """Compute a little for everyone; the answers that are complete with it."""
         events: list[tuple[int, Event]] = self._engine.step()
         for request_id, event in events:
             running[request_id].texts.append(event.text)
             if event.finish_reason is not None:
                 done = running.pop(request_id)
-                yield done.place, "".join(done.texts)
+                seconds = time.perf_counter() - done.began
+                yield done.place, Said("".join(done.texts).strip(), seconds)
+
+
+def ask_side_by_side(
+    askers: Sequence[SlotAsker], parts: Sequence[Sequence[Asked]], told: Told
+) -> list[list[Said]]:
+    """Each asker asks its part in a thread of its own; the answers in the order of what was asked.
+
+    An engine with one thread leaves the other cores idle, and a small model cannot use several:
+    engines side by side can.  The native library computes without the interpreter's lock.
+
+    Args:
+        askers: one or more.
+        parts: what each asks.
+        told: called with every answer, by one thread at a time.
+
+    Raises:
+        NativeError: the native library failed; the others are stopped.
+    """
+    lock = Lock()
+
+    def ask(asker: SlotAsker, part: Sequence[Asked]) -> list[Said]:
+        said: dict[int, Said] = {}
+        for place, one in asker.ask(part):
+            said[place] = one
+            with lock:
+                told(part[place], one)
+        return [said[place] for place in range(len(part))]
+
+    with ThreadPoolExecutor(len(askers)) as pool:
+        futures = [pool.submit(ask, *pair) for pair in zip(askers, parts, strict=True)]
+        try:
+            for future in as_completed(futures):
+                future.result()
+        except BaseException:  # KeyboardInterrupt too: threads would compute to their end
+            for asker in askers:
+                asker.stop()
+            raise
+    return [future.result() for future in futures]
