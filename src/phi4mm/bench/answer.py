@@ -56,6 +56,14 @@ def cases(bundle: Bundle) -> list[Case]:
     return found
 
 
+def n_encoded_crops(cols: int, rows: int) -> int:
+    """Crops that are computed of a picture of whole, different crops.
+
+    The global crop of a single one is that crop, and equal crops are encoded once.
+    """
+    return 1 if cols * rows == 1 else 1 + cols * rows
+
+
 def n_encoder_measures(bundle: Bundle) -> int:
     """How many measures ``measure_encoders`` makes."""
     return sum(encoder is not None for encoder in (bundle.vision, bundle.audio))
@@ -68,7 +76,7 @@ def measure_encoders(model: Phi4MM, runs: Runs, peak: Peak | None) -> Iterator[M
         return
     seeds = count(1000)
     if bundle.vision is not None:
-        side, n_crops = bundle.vision.image_size, 2  # the global crop and one sub-crop
+        side, n_crops = bundle.vision.image_size, n_encoded_crops(1, 1)
         works = [crop_work(bundle.vision, mmproj.file)] * n_crops
         yield Measure.of_seconds(
             "vision encoder",
@@ -150,7 +158,7 @@ def _works(model: Phi4MM, case: Case, params: EngineParams) -> Iterator[Work]:
     if bundle.mmproj is None or case.is_repeat:
         return
     if case.picture is not None and bundle.vision is not None:
-        n_crops = 1 + case.picture[0] * case.picture[1]
+        n_crops = n_encoded_crops(*case.picture)
         yield from [crop_work(bundle.vision, bundle.mmproj.file)] * n_crops
     if case.clip_s and bundle.audio is not None:
         yield sound_work(bundle.audio, bundle.mmproj.file, case.clip_s)
