@@ -5,6 +5,7 @@
     ├── InputError            the request cannot be answered as given
     │   ├── SettingError      a setting is out of range
     │   ├── MediaError        a picture or a clip cannot be decoded or is out of bounds
+    │   │   └── MediaTooLarge it is larger than the caller lets it be
     │   └── PromptTooLong     the prompt does not fit the context
     ├── Overloaded            more requests are waiting than may wait
     ├── NativeError           a call into libllama or ggml failed
@@ -16,6 +17,8 @@ says what would be right.
 """
 
 from __future__ import annotations
+
+from typing import Literal
 
 
 class Phi4MMError(Exception):
@@ -49,6 +52,21 @@ class SettingError(InputError):
 
 class MediaError(InputError):
     """A picture or an audio clip cannot be decoded, or exceeds a limit."""
+
+
+class MediaTooLarge(MediaError):
+    """A picture or a clip is larger than the caller lets it be.
+
+    Attributes:
+        limit: of what there is too much; each front end has a setting of its own for it.
+    """
+
+    def __init__(self, message: str, limit: Literal["pixels", "seconds"]) -> None:
+        super().__init__(message)
+        self.limit = limit
+
+    def __reduce__(self) -> tuple[type[MediaTooLarge], tuple[str, str]]:
+        return MediaTooLarge, (str(self), self.limit)
 
 
 class PromptTooLong(InputError):
