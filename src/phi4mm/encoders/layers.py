@@ -63,10 +63,7 @@ def linear(g: Graph, weights: Weights, name: Name, x: Tensor) -> Tensor:
 
     A matrix whose rows the file pads with zeros takes rows of ``x`` padded likewise.
     """
-    matrix = weights[name("weight")]
-    if matrix.ne[0] != x.ne[0]:
-        x = g.pad(x, matrix.ne[0] - x.ne[0])
-    return g.add(g.mul_mat(matrix, x), weights[name("bias")])
+    return g.add(g.dense(weights[name("weight")], x), weights[name("bias")])
 
 
 def split_heads(g: Graph, x: Tensor, n_head: int) -> Tensor:

@@ -279,7 +279,7 @@ class VisionEncoder:
     ) -> dict[str, Array]:
         h, w = self.hparams, self._weights
         with Graph(self._backend, max_tensors=(1 + h.n_layer) * _MAX_PER_LAYER) as g:
-            x = g.mul_mat(w[patch_embd("weight")], g.input("patches", patches.shape))
+            x = g.dense(w[patch_embd("weight")], g.input("patches", patches.shape))
             x = g.add(x, w[patch_embd("bias")])
             x = g.add(x, g.input("positions", positions.shape))
             for il in range(h.n_layer):

@@ -16,6 +16,7 @@ from phi4mm.modelfile.bundle import Bundle
 from phi4mm.native.abort import AbortFlag
 from phi4mm.native.ggml import Backend
 from phi4mm.native.library import load
+from phi4mm.native.product_choice import ProductChoice
 from phi4mm.prompt.medium import Picture, Sound
 
 
@@ -81,6 +82,7 @@ class MediaEncoder:
                 library = load()
                 device = params.offload.encoder_device(library)
                 backend = stack.enter_context(Backend(library, params.threads, abort_flag, device))
+                backend.prefers_blas = ProductChoice(backend)
                 if mmproj.vision is not None:
                     self._vision = VisionEncoder(mmproj.file, mmproj.vision, backend)
                     stack.callback(self._vision.close)

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
@@ -13,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm.errors import Cancelled, NativeError
+from phi4mm.native import openblas
 from phi4mm.native.abort import AbortFlag
+from phi4mm.native.blas_product import BlasProducts
 from phi4mm.native.handle import Handle
 from phi4mm.native.library import Library
 
@@ -75,6 +78,8 @@ class Backend(Handle):
 
     Attributes:
         is_cpu: whether the device is the CPU.
+        blas: computes large products where OpenBLAS is here; None where it is not.
+        prefers_blas: whether it should with weights of a type; never, unless it is replaced.
 
     Raises:
         NativeError: there is no such device, or it cannot be used.
@@ -102,6 +107,9 @@ class Backend(Handle):
             self._configure_cpu(n_threads)
         allocator = lib.ggml_gallocr_new(lib.ggml_backend_get_default_buffer_type(pointer))
         self._scratch = _Scratch(library, allocator, "ggml_gallocr")
+        has_blas = self.is_cpu and openblas.is_here()
+        self.blas = BlasProducts(library) if has_blas else None
+        self.prefers_blas: Callable[[int], bool] = lambda _ggml_type: False
 
     def _configure_cpu(self, n_threads: int) -> None:
         self._procedure("ggml_backend_set_n_threads")(self.pointer, n_threads)
@@ -166,7 +174,8 @@ class Backend(Handle):
         """
         lib = self.library.lib
         self.raise_if_aborted()
-        status = lib.ggml_backend_graph_compute(self.pointer, graph)
+        with nullcontext() if self.blas is None else self.blas.computing():
+            status = lib.ggml_backend_graph_compute(self.pointer, graph)
         if status == lib.GGML_STATUS_ABORTED:
             raise Cancelled("the computation was stopped")
         if status != lib.GGML_STATUS_SUCCESS:

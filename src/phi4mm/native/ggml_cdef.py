@@ -109,6 +109,7 @@ typedef void (*ggml_backend_set_n_threads_t)(ggml_backend_t backend, int n_threa
 typedef void (*ggml_backend_set_abort_callback_t)(ggml_backend_t backend,
                                                   ggml_abort_callback abort_callback,
                                                   void * abort_callback_data);
+typedef void (*ggml_custom_op_t)(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 typedef bool (*ggml_backend_sched_eval_callback)(struct ggml_tensor * t, bool ask,
                                                  void * user_data);
 
@@ -149,6 +150,7 @@ void                  ggml_set_input(struct ggml_tensor * tensor);
 void                  ggml_set_output(struct ggml_tensor * tensor);
 bool                  ggml_is_contiguous(const struct ggml_tensor * tensor);
 size_t                ggml_nbytes(const struct ggml_tensor * tensor);
+void *                ggml_get_data(const struct ggml_tensor * tensor);
 const char *          ggml_op_desc(const struct ggml_tensor * tensor);
 const char *          ggml_get_name(const struct ggml_tensor * tensor);
 bool                  ggml_prec_set_acc(struct ggml_tensor * a, enum ggml_prec prec);
@@ -186,6 +188,11 @@ struct ggml_tensor * ggml_pad(struct ggml_context * ctx, struct ggml_tensor * a,
 struct ggml_tensor * ggml_conv_2d_dw_direct(struct ggml_context * ctx, struct ggml_tensor * a,
                                             struct ggml_tensor * b, int stride0, int stride1,
                                             int pad0, int pad1, int dilation0, int dilation1);
+
+struct ggml_tensor * ggml_custom_4d(struct ggml_context * ctx, enum ggml_type type, int64_t ne0,
+                                    int64_t ne1, int64_t ne2, int64_t ne3,
+                                    struct ggml_tensor ** args, int n_args, ggml_custom_op_t fun,
+                                    int n_tasks, void * userdata);
 
 struct ggml_gallocr * ggml_gallocr_new(ggml_backend_buffer_type_t buft);
 void                  ggml_gallocr_free(struct ggml_gallocr * galloc);

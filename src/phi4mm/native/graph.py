@@ -7,6 +7,7 @@ known here.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -14,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm.errors import NativeError
+from phi4mm.native.blas_product import is_worth_it
 from phi4mm.native.ggml import Backend, Ne, Tensor, ne_of, new_context
 from phi4mm.native.handle import Handle
 
@@ -125,6 +127,32 @@ class Graph(Handle):
         handle = self._lib.ggml_mul_mat(self.pointer, weight.handle, x.handle)
         self._lib.ggml_prec_set_acc(handle, self._lib.GGML_PREC_F32)
         return self._new(handle)
+
+    def dense(self, weight: Tensor, x: Tensor) -> Tensor:
+        """Rows of ``x`` times the transpose of a stored matrix, the way that is faster for it.
+
+        A matrix with longer rows takes rows with zeros at their ends.
+
+        ``weight`` ne=[n_in, n_out], ``x`` ne=[n <= n_in, ...] -> ne=[n_out, ...].
+        """
+        n_rows, type_ = math.prod(x.ne[1:]), weight.handle.type
+        if (
+            self._backend.blas is not None
+            and is_worth_it(n_rows, math.prod(weight.ne))
+            and self._lib.ggml_is_contiguous(x.handle)
+            and self._backend.prefers_blas(type_)
+        ):
+            return self.blas_product(weight, x)
+        n_missing = weight.ne[0] - x.ne[0]
+        return self.mul_mat(weight, self.pad(x, n_missing) if n_missing else x)
+
+    def blas_product(self, weight: Tensor, x: Tensor) -> Tensor:
+        """The same, by OpenBLAS, which the backend must have; ``x`` must be contiguous."""
+        is_matrix = weight.ne[2:] == (1, 1) and x.ne[0] <= weight.ne[0]
+        ok = is_matrix and self._lib.ggml_is_contiguous(x.handle)
+        _require(ok, "ggml_custom_4d", f"{weight.ne} by {x.ne}")
+        assert self._backend.blas is not None
+        return self._new(self._backend.blas.add(self.pointer, weight.handle, x.handle))
 
     def add(self, a: Tensor, b: Tensor) -> Tensor:
         """``a + b``; ``b`` repeats over ``a``."""
