@@ -64,6 +64,8 @@ def serve(command: Sequence[str]) -> None:
     params.lora_adapters = [
         stock.CommonAdapterLoraInfo(path, float(scale)) for path, scale in adapters
     ]
+    if "--mmproj" in flags:
+        params.mmproj.path = flags["--mmproj"]
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
     params.port, params.warmup, params.verbosity = 0, False, 0
     server = stock.Server(params)

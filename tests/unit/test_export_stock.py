@@ -202,16 +202,17 @@ def test_a_modelfile_names_what_it_needs(
     assert run("export", "ollama", sample_bundle(), "-o", tmp_path, "--adapter", "vision") == 0
     text = (tmp_path / "Modelfile").read_text()
     lines = text.splitlines()
-    (decoder,) = [line.removeprefix("FROM ") for line in lines if line.startswith("FROM ")]
+    decoder, mmproj = (line.removeprefix("FROM ") for line in lines if line.startswith("FROM "))
     (adapter,) = [line.removeprefix("ADAPTER ") for line in lines if line.startswith("ADAPTER ")]
     assert Path(decoder).is_absolute()
     assert Path(decoder).samefile(sample_decoder())
+    assert Path(mmproj).parent == tmp_path
     assert "vision-lora" in adapter
     assert Path(adapter).is_file()
     assert 'PARAMETER stop "<|end|>"' in lines
     with Bundle.open(sample_bundle()) as bundle:
         assert f"PARAMETER num_ctx {bundle.decoder.hparams.n_ctx_orig}" in lines
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["Modelfile"]
+    assert {path.name for path in tmp_path.iterdir()} == {"Modelfile", Path(mmproj).name}
     said = capsys.readouterr().out
     assert f"ollama create phi4-mm -f {tmp_path}/Modelfile" in said
     assert "the vision adapter acts on every answer" in said
@@ -271,6 +272,35 @@ def test_an_adapter_that_llama_cpp_cannot_name_is_left_out(
     said = capsys.readouterr().out
     assert "--lora-scaled " not in said.replace("--lora-scaled takes", "")
     assert "vision-lora-Q8_0.gguf is not loaded" in said
+
+
+@pytest.mark.parametrize("target", ["ollama", "lmstudio", "llama.cpp"])
+def test_commands_with_blanks_in_paths_can_be_typed(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bundle = shutil.copytree(sample_bundle(), tmp_path / "my models")
+    out = tmp_path / "an export"
+    folder = [] if target == "lmstudio" else ["-o", out]
+    assert run("export", target, bundle, *folder) == 0
+    lines = capsys.readouterr().out.splitlines()
+    words = [w for line in lines if line.startswith(("l", "ollama")) for w in shlex.split(line)]
+    place = {"ollama": out / "Modelfile"}.get(target, bundle / sample_decoder().name)
+    assert str(place) in words
+    assert any(f"phi4mm serve -m '{bundle}'," in line for line in lines)
+
+
+def test_a_bundle_of_links_goes_by_the_names_of_the_links(tmp_path: Path) -> None:
+    """The hub's cache has links to files that are named after their hashes."""
+    blobs, bundle = tmp_path / "blobs", tmp_path / "snapshot"
+    blobs.mkdir()
+    bundle.mkdir()
+    for number, file in enumerate(sorted(sample_bundle().glob("*.gguf"))):
+        shutil.copy(file, blobs / f"{number:064x}")
+        (bundle / file.name).symlink_to(blobs / f"{number:064x}")
+    assert run("export", "lmstudio", bundle, "-o", tmp_path / "models") == 0
+    (link,) = tmp_path.glob("models/*/*/*")
+    assert link.name == sample_decoder().name
+    assert link.read_bytes() == sample_decoder().read_bytes()
 
 
 def test_an_adapter_that_is_not_there_is_refused(

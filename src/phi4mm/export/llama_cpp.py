@@ -16,28 +16,40 @@ TEMPLATE_FILE: Final = "phi4mm.jinja"
 SCRIPT: Final = "llama-server.sh"
 
 
-def llama_cpp_export(model: StockModel, folder: Path | None) -> ExportSet:
-    """A template, a script that starts llama-server, and the commands.
+def llama_cpp_export(model: StockModel, folder: Path | None, with_pictures: bool) -> ExportSet:
+    """A template, a script that starts llama-server, the encoder for pictures, the commands.
 
     Args:
         model: the parts.
         folder: where they will be; None if they are only shown.
+        with_pictures: whether the encoder for pictures is written, if the vision adapter can act.
     """
-    template = (folder or Path()).absolute() / TEMPLATE_FILE
-    server = _server(model, template)
+    can_act = "vision" in (*_loadable(model), model.merged)
+    can_see = with_pictures and can_act and model.vision is not None
+    sees = can_see and folder is not None
+    place = (folder or Path()).absolute()
+    template = place / TEMPLATE_FILE
+    mmproj = place / model.mmproj_name if sees else None
+    server = _server(model, template, mmproj)
     script = "#!/bin/sh\nexec " + " \\\n  ".join(_grouped(server)) + ' "$@"\n'
     one_shot = ["llama-cli", "-m", str(model.decoder), "-c", str(model.n_ctx), "--temp", "0",
                 "--jinja", "--chat-template-file", str(template)]  # fmt: skip
     return ExportSet(
         texts={TEMPLATE_FILE: CHAT_TEMPLATE, SCRIPT: script},
         scripts=frozenset({SCRIPT}),
+        weights=model.mmproj(model.mmproj_name) if sees else {},
         commands=(shlex.join(server), shlex.join(one_shot)),
-        notes=(*model.notes("llama.cpp", "-c"), *_adapter_notes(model)),
+        notes=(
+            *model.notes("llama.cpp", "-c", can_see=can_see, sees=sees),
+            *_adapter_notes(model, sees),
+        ),
     )
 
 
-def _server(model: StockModel, template: Path) -> list[str]:
+def _server(model: StockModel, template: Path, mmproj: Path | None) -> list[str]:
     command = ["llama-server", "-m", str(model.decoder), "--alias", MODEL_NAME]
+    if mmproj is not None:
+        command += ["--mmproj", str(mmproj)]
     if adapters := _loadable(model):
         # With --lora-init-without-apply, a request that names no adapter is given all of them.
         scaled = ",".join(f"{path}:0" for path in adapters.values())
@@ -61,7 +73,7 @@ def _grouped(command: Sequence[str]) -> list[str]:
     return [shlex.join(group) for group in groups]
 
 
-def _adapter_notes(model: StockModel) -> tuple[str, ...]:
+def _adapter_notes(model: StockModel, sees: bool) -> tuple[str, ...]:
     notes = [
         f"{path} is not loaded: --lora-scaled takes no path with ',' or ':'"
         for name, path in model.adapters.items()
@@ -73,4 +85,6 @@ def _adapter_notes(model: StockModel) -> tuple[str, ...]:
             "the adapters are loaded and do not act; a request lets one act with "
             f'"lora": [{{"id": N, "scale": 1}}] ({ids})'
         )
+        if sees and "vision" in loadable:
+            notes.append("a request with a picture must let the vision adapter act, like that")
     return tuple(notes)

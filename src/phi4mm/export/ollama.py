@@ -5,6 +5,7 @@ Source: Ollama's documentation of the Modelfile and of its templates, which are 
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Final
 
@@ -30,27 +31,45 @@ GO_TEMPLATE: Final = """\
 {{- end }}<|assistant|>"""
 
 
-def ollama_export(model: StockModel, folder: Path | None, adapter: Adapter | None) -> ExportSet:
-    """A Modelfile and the commands that use it.
+def ollama_export(
+    model: StockModel, folder: Path | None, adapter: Adapter | None, with_pictures: bool
+) -> ExportSet:
+    """A Modelfile and the commands that use it; the encoder for pictures with the vision adapter.
 
     Args:
         model: the parts.
         folder: where the Modelfile will be; None if it is only shown.
         adapter: the adapter that every answer is given with; None for the base model.
+        with_pictures: whether the encoder for pictures is written, if the vision adapter acts.
     """
-    modelfile = (folder or Path()).absolute() / "Modelfile"
+    acts = "vision" in (adapter, model.merged)
+    can_see = with_pictures and acts and model.vision is not None
+    sees = can_see and folder is not None
+    place = (folder or Path()).absolute()
+    modelfile = place / "Modelfile"
+    mmproj = place / model.mmproj_name if sees else None
     own = (
         f"ollama create reads {model.decoder.name} into Ollama's own store; nothing is copied here",
     )
     return ExportSet(
-        texts={"Modelfile": _modelfile(model, adapter)},
-        commands=(f"ollama create {MODEL_NAME} -f {modelfile}", f"ollama run {MODEL_NAME}"),
-        notes=(*model.notes("Ollama", "PARAMETER num_ctx"), *own, *_adapter_notes(model, adapter)),
+        texts={"Modelfile": _modelfile(model, adapter, mmproj)},
+        weights=model.mmproj(model.mmproj_name) if sees else {},
+        commands=(
+            f"ollama create {MODEL_NAME} -f {shlex.quote(str(modelfile))}",
+            f"ollama run {MODEL_NAME}",
+        ),
+        notes=(
+            *model.notes("Ollama", "PARAMETER num_ctx", can_see=can_see, sees=sees),
+            *own,
+            *_adapter_notes(model, adapter),
+        ),
     )
 
 
-def _modelfile(model: StockModel, adapter: Adapter | None) -> str:
+def _modelfile(model: StockModel, adapter: Adapter | None, mmproj: Path | None) -> str:
     lines = [f"FROM {model.decoder}"]
+    if mmproj is not None:
+        lines.append(f"FROM {mmproj}")
     if adapter is not None:
         lines.append(f"ADAPTER {model.adapters[adapter]}")
     lines.append(f'TEMPLATE """{GO_TEMPLATE}"""')

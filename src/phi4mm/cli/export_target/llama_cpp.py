@@ -6,8 +6,9 @@ import argparse
 
 from phi4mm.cli.export_target.bundle_export import (
     add_bundle_arguments,
-    open_stock_model,
+    add_pictures_argument,
     present,
+    stock_model,
 )
 
 
@@ -20,6 +21,7 @@ def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         "and adapters of a bundle, and say what stock llama.cpp cannot do.",
     )
     add_bundle_arguments(parser, "folder for template and script (default: they are shown)")
+    add_pictures_argument(parser, "by default it is written with -o")
     parser.set_defaults(run=run)
 
 
@@ -27,5 +29,6 @@ def run(args: argparse.Namespace) -> int:
     """Write them, or show them."""
     from phi4mm.export.llama_cpp import llama_cpp_export
 
-    present(llama_cpp_export(open_stock_model(args.bundle), args.output), args.output)
+    with stock_model(args.bundle) as model:
+        present(llama_cpp_export(model, args.output, args.with_pictures), args.output)
     return 0

@@ -6,8 +6,9 @@ import argparse
 
 from phi4mm.cli.export_target.bundle_export import (
     add_bundle_arguments,
-    open_stock_model,
+    add_pictures_argument,
     present,
+    stock_model,
 )
 
 
@@ -22,6 +23,10 @@ def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
     add_bundle_arguments(
         parser, "LM Studio's models folder, such as ~/.lmstudio/models (default: only shown)"
     )
+    add_pictures_argument(
+        parser,
+        "by default it is written with -o where the vision adapter is merged into the decoder",
+    )
     parser.set_defaults(run=run)
 
 
@@ -29,5 +34,6 @@ def run(args: argparse.Namespace) -> int:
     """Make the link, or show the command."""
     from phi4mm.export.lmstudio import lmstudio_export
 
-    present(lmstudio_export(open_stock_model(args.bundle), args.output), args.output)
+    with stock_model(args.bundle) as model:
+        present(lmstudio_export(model, args.output, args.with_pictures), args.output)
     return 0

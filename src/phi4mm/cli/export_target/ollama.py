@@ -6,8 +6,9 @@ import argparse
 
 from phi4mm.cli.export_target.bundle_export import (
     add_bundle_arguments,
-    open_stock_model,
+    add_pictures_argument,
     present,
+    stock_model,
 )
 from phi4mm.errors import InputError
 
@@ -25,6 +26,7 @@ def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
         choices=("vision", "speech"),
         help="let this adapter act on every answer (default: none)",
     )
+    add_pictures_argument(parser, "by default it is written with -o and --adapter vision")
     parser.set_defaults(run=run)
 
 
@@ -32,8 +34,9 @@ def run(args: argparse.Namespace) -> int:
     """Write it, or show it."""
     from phi4mm.export.ollama import ollama_export
 
-    model = open_stock_model(args.bundle)
-    if args.adapter is not None and args.adapter not in model.adapters:
-        raise InputError(f"{args.bundle}: has no {args.adapter} adapter: leave --adapter out")
-    present(ollama_export(model, args.output, args.adapter), args.output)
+    with stock_model(args.bundle) as model:
+        if args.adapter is not None and args.adapter not in model.adapters:
+            raise InputError(f"{args.bundle}: has no {args.adapter} adapter: leave --adapter out")
+        export = ollama_export(model, args.output, args.adapter, args.with_pictures)
+        present(export, args.output)
     return 0
