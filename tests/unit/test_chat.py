@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 from collections.abc import Callable, Generator, Iterator
@@ -385,6 +386,37 @@ class TestCommands:
         ):  # fmt: skip
             assert message in line
         assert answers.strip()
+
+    def test_what_may_never_end_is_not_read(self, model: Phi4MM, tmp_path: Path) -> None:
+        huge = tmp_path / "huge.wav"
+        with huge.open("wb") as file:
+            file.truncate((1 << 30) + 1)  # takes no room on disk
+        os.mkfifo(tmp_path / "pipe")
+        session = new_session(model)
+        lines = self.remarks(
+            session, "/image /dev/zero", "/audio /dev/zero", f"/audio {huge}",
+            f"/load {tmp_path}", "/load /dev/zero", f"/load {tmp_path}/pipe",
+        )  # fmt: skip
+        for line, message in zip(
+            lines,
+            ["/dev/zero: is a device", "/dev/zero: is a device", "huge.wav: has 1073741825 bytes",
+             "is no file", "/dev/zero: is no file", "pipe: is no file"],
+            strict=True,
+        ):  # fmt: skip
+            assert message in line
+        assert session.pending == ()
+
+    def test_a_saved_picture_that_is_damaged_names_the_file(
+        self, model: Phi4MM, tmp_path: Path
+    ) -> None:
+        saved = tmp_path / "chat.json"
+        part = {"type": "image", "name": "a.png", "data": "AAAA"}
+        turns = [{"question": [part], "answer": "x"}]
+        head = {"format": "phi4mm-conversation", "version": 1, "system": None}
+        saved.write_text(json.dumps({**head, "turns": turns}))
+        (line,) = self.remarks(new_session(model), f"/load {saved}")
+        assert line.startswith(f"error: {saved}: ")
+        assert "is not a picture" in line
 
     def test_settings(self, model: Phi4MM) -> None:
         session = new_session(model)

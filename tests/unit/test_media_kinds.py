@@ -136,6 +136,12 @@ def test_a_pipe_is_read_like_a_file(tmp_path: Path) -> None:
     writer.join()
 
 
+def test_a_device_is_refused() -> None:
+    for open_medium in (load_image, lambda path: load_audio(path, PARAMS)):
+        with pytest.raises(MediaError, match="/dev/zero: is a device"):
+            open_medium("/dev/zero")
+
+
 class TestHeic:
     @pytest.fixture
     def heic(self) -> bytes:

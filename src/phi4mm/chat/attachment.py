@@ -19,6 +19,7 @@ from phi4mm.prompt.medium import Picture
 from phi4mm.prompt.message import AudioPart, ImagePart
 
 _THUMBNAIL = (80, 80)
+_MOST_BYTES = 1 << 30  # a conversation keeps the files whole, to show them again and to be saved
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ def open_attachments(
         InputError: the bundle does not take this kind, or pages were chosen of a clip.
         MediaError: the file cannot be used.
     """
+    _require_size(path)
     data = read_source(path, kind or "image")
     kind = kind or media_kind(data[:HEAD_BYTES])
     if kind is None:
@@ -74,6 +76,18 @@ def open_attachments(
     if is_pdf(data[:HEAD_BYTES]) or pages is not None or is_tiff(data[:HEAD_BYTES]):
         return [_page(path, page, prompts) for page in load_pages(path, pages)]
     return [_picture(path, data, prompts)]
+
+
+def _require_size(path: Path) -> None:
+    try:
+        n_bytes = path.stat().st_size
+    except (OSError, ValueError):
+        return  # opening it tells why
+    if n_bytes > _MOST_BYTES:
+        raise MediaError(
+            f"{source_name(path, 'image')}: has {n_bytes} bytes, a chat takes files of up to "
+            f"{_MOST_BYTES}; `phi4mm transcribe` takes recordings of any length"
+        )
 
 
 def _clip(path: Path, data: bytes, prompts: PromptBuilder) -> Attachment:

@@ -54,6 +54,8 @@ def load_conversation(path: Path) -> Conversation:
     Raises:
         InputError: the file cannot be read or is not such a file.
     """
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is no file; name one that /save wrote")
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -178,8 +178,11 @@ class Session:
             InputError: the file is no saved conversation, or this bundle cannot take its media.
         """
         loaded = load_conversation(path)
-        if loaded.turns:
-            self._model.prompts.chat(loaded.messages)
+        try:
+            if loaded.turns:
+                self._model.prompts.chat(loaded.messages)
+        except InputError as error:
+            raise InputError(f"{path}: {error}") from error
         self.conversation, self.pending, self.last = loaded, (), None
 
     def _answer(

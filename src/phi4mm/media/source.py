@@ -11,6 +11,7 @@ import binascii
 import io
 import os
 import shutil
+import stat
 import tempfile
 from typing import BinaryIO, Literal, TypeAlias
 from urllib.parse import unquote_to_bytes
@@ -49,8 +50,8 @@ def open_source(source: Source, name: str) -> BinaryIO:
     """Open ``source`` as a seekable stream at its start; the caller closes it.
 
     Raises:
-        MediaError: the file is missing, a directory, unreadable, empty, or a Git LFS pointer; the
-            data URL is malformed.
+        MediaError: the file is missing, a directory, a device, unreadable, empty, or a Git LFS
+            pointer; the data URL is malformed.
     """
     if isinstance(source, str) and is_data_url(source):
         source = decode_data_url(source, name)
@@ -90,6 +91,10 @@ def _open_path(path: str | os.PathLike[str], name: str) -> BinaryIO:
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the path
         reason = getattr(error, "strerror", None) or str(error)
         raise MediaError(f"{name}: cannot be opened ({reason}); give a readable file") from None
+    mode = os.fstat(file.fileno()).st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISBLK(mode):
+        file.close()
+        raise MediaError(f"{name}: is a device, which may never end; give a file or a pipe")
     if file.seekable():
         return file
     spool = tempfile.TemporaryFile()  # noqa: SIM115 - handed to the caller
