@@ -27,6 +27,7 @@ _HALF_OVERLAP = _frames(0.5)  # heard on both sides of a place where there is no
 _AHEAD = _frames(10)  # background looked at beyond the longest piece
 _HISTORY = _frames(20)  # background remembered
 _QUIET = _frames(0.2)  # a cut without a pause is made in the quietest stretch of this length
+_PAUSE = _frames(MIN_PAUSE_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ def cut_pieces(audio: AudioStream, params: PieceParams | None = None) -> Iterato
             if window.is_at_end and seen == window.end:
                 return
             # speech that has just begun may still be too short to count
-            position, is_continued = seen - _frames(MIN_PAUSE_S), False
+            position, is_continued = seen - _PAUSE, False
             window.forget(position)
             continue
         start = position if is_continued else runs[0].start
@@ -109,7 +110,8 @@ def cut_pieces(audio: AudioStream, params: PieceParams | None = None) -> Iterato
             continue
         end, resume = _choose_end(runs, start, window, params)
         yield window.piece(start, end, resume, is_continued)
-        position, is_continued = end, resume is None
+        is_continued = resume is None
+        position = end if is_continued else end + _PAUSE
         window.forget(position)
 
 
@@ -187,13 +189,20 @@ class _Window:
         self._first_level = first
 
     def speech(self, start: int, stop: int) -> list[Run]:
-        """Runs of speech from ``start`` on, judged by the background up to ``stop``."""
-        runs = find_speech(self._levels[: stop - self._first_level])
+        """Runs of speech from ``start`` on, judged by the background up to ``stop``.
+
+        As more background is known, a run may turn out to last longer than it seemed: of one that
+        began before ``start``, the piece before has heard what is shorter than a pause.
+        """
         first = self._first_level
+        found = (
+            Run(first + run.start, first + run.end)
+            for run in find_speech(self._levels[: stop - first])
+        )
         return [
-            Run(max(start, first + run.start), first + run.end)
-            for run in runs
-            if first + run.end > start
+            Run(max(start, run.start), run.end)
+            for run in found
+            if run.end > start + (_PAUSE if run.start < start else 0)
         ]
 
     def quietest(self, start: int, stop: int) -> int:
