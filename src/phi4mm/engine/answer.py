@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from phi4mm.engine.event import Event, FinishReason, TokenLogprob
-from phi4mm.engine.logit_stage import Logits, LogitStage
+from phi4mm.engine.grammar import SchemaMask
+from phi4mm.engine.logit_stage import Logits
 from phi4mm.engine.sampler import Sampler
 from phi4mm.engine.sequence import Sequence
 from phi4mm.engine.stop_string import StopStrings
@@ -20,7 +21,7 @@ class Answer:
         sequence: what the tokens are appended to.
         tokenizer: for text and stop tokens.
         n_ctx: most tokens of prompt and answer together.
-        mask: rules tokens out; None where the answer is free.
+        mask: of the schema that the answer must fit; None where it is free.
 
     Raises:
         SettingError: ``logit_bias`` names a token that the vocabulary does not have.
@@ -31,7 +32,7 @@ class Answer:
         sequence: Sequence,
         tokenizer: Tokenizer,
         n_ctx: int,
-        mask: LogitStage | None = None,
+        mask: SchemaMask | None = None,
     ) -> None:
         for token_id, _ in sequence.sampling.logit_bias:
             if token_id >= tokenizer.n_vocab:
@@ -42,6 +43,7 @@ class Answer:
         self._sequence = sequence
         self._stop_ids = tokenizer.stop_ids
         self._n_ctx = n_ctx
+        self._mask = mask
         self._sampler = Sampler(sequence.sampling, sequence.prompt_ids, mask)
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = StopStrings(sequence.sampling.stop)
@@ -68,6 +70,8 @@ class Answer:
 
     def _finish_reason(self) -> FinishReason | None:
         sequence = self._sequence
+        if self._mask is not None and self._mask.is_broken:
+            return "length"  # the text does not fit the schema yet
         if sequence.generated[-1] in self._stop_ids or self._stops.is_found:
             return "stop"
         if len(sequence.generated) == sequence.sampling.max_tokens:

@@ -77,7 +77,7 @@ class Event:
         usage: counts so far.
         timings: seconds so far.
         finish_reason: None until the last event; then "stop" (a stop token or string) or "length"
-            (``max_tokens`` reached or the context full).
+            (``max_tokens`` reached, the context full, or the schema too complex to go on).
         logprobs: one for each id, if they were asked for.
     """
 

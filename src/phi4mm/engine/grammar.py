@@ -6,13 +6,13 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from phi4mm.engine.logit_stage import Logits
 from phi4mm.errors import InputError
 from phi4mm.prompt.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
     from llguidance._lib import JsonCompileOptions
 
 # Free blanks would let a model go on with blanks for ever.
@@ -40,6 +40,11 @@ class SchemaMask:
         """Go on behind the token."""
         self._matcher.consume_token(token_id)
 
+    @property
+    def is_broken(self) -> bool:
+        """Whether the schema proved too complex to go on: then stop tokens are all it lets pass."""
+        return bool(self._matcher.is_error())
+
 
 class SchemaCompiler:
     """Makes masks for one vocabulary."""
@@ -56,17 +61,22 @@ class SchemaCompiler:
         Raises:
             InputError: it is no JSON schema, uses what is not supported, or nothing fits it.
         """
+        from llguidance import LLMatcher  # only here: most answers are free
+
         try:
             grammar = LLMatcher.grammar_from_json_schema(schema, overrides=_LAYOUT)
         except ValueError as error:
             raise InputError(f"the JSON schema cannot be used: {_one_line(str(error))}") from None
         matcher = LLMatcher(self._vocabulary, grammar, log_level=0)
+        matcher.compute_bitmask()  # that nothing can begin a fitting text shows only here
         if matcher.is_error():
-            raise InputError(f"the JSON schema cannot be used: {_one_line(matcher.get_error())}")
+            raise InputError(f"the JSON schema cannot be used: {_problem(matcher.get_error())}")
         return SchemaMask(matcher)
 
     @cached_property
     def _vocabulary(self) -> LLTokenizer:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
         return LLTokenizer(
             TokenizerWrapper(_Vocabulary(self._tokenizer)),
             n_vocab=self._tokenizer.n_vocab,
@@ -86,6 +96,12 @@ class _Vocabulary:
 
     def __call__(self, text: str) -> list[int]:
         return self._tokenizer.encode(text)
+
+
+def _problem(error: str) -> str:
+    """A matcher's error without the state that it appends."""
+    name = error.partition("<state>")[0]
+    return "nothing fits it" if name.strip() == "NoExtensionBias" else _one_line(name)
 
 
 def _one_line(text: str) -> str:

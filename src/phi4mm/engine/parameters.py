@@ -103,7 +103,8 @@ def _check_range(
     if isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high:
         return
     wanted = "a whole number" if kind is int else "a number"
-    limits = f"at least {low:g}" if high >= _MAX_INT32 else f"from {low:g} to {high:g}"
+    is_too_low = not isinstance(value, kinds) or value < low
+    limits = f"at least {low:g}" if high >= _MAX_INT32 and is_too_low else f"from {low:g} to {high}"
     raise SettingError(name, f"is {value!r}: it must be {wanted}, {limits}")
 
 
