@@ -393,8 +393,8 @@ def test_one_call_at_a_time(client, is_stream):
 
 def test_a_setting_is_named_as_it_was_given(server):
     for field in ("temperature", "max_tokens", "max_completion_tokens"):
-        _, answer, _ = server.request("/v1/chat/completions", user("x") | {field: -1})
-        assert answer["error"]["message"].startswith(f"{field} is -1")
+        _, answer, _ = server.request("/v1/chat/completions", user("x") | {field: -2})
+        assert answer["error"]["message"].startswith(f"{field} is -2")
         assert answer["error"]["param"] == field
 
 
@@ -453,7 +453,7 @@ def history(arguments, call_id="call_1"):
         (user([image("file:///etc/passwd")]), "files are off"),
         (user([image("ftp://host/a.png")]), "ftp"),
         (user([sound("")]), "0 bytes"),
-        (user([image("AAAA")] * 33), "33 pictures and clips: the limit is 32"),
+        (user([image("AAAA")] * 33), "33 pictures and clips: the limit is 32 (--max-media)"),
         ({"messages": [{"role": "system", "content": [image("AAAA")]}]}, "text only"),
         (user("x") | {"temperature": -1}, "temperature is -1"),
         (user("x") | {"temperature": "warm"}, "temperature"),
@@ -735,7 +735,10 @@ def test_pages(strict_server):
 
 
 def test_media_limits(strict_server, picture, clip):
-    for part, words in ((image(picture), "100000"), (sound(clip), "limit of 1 s")):
+    for part, words in (
+        (image(picture), "100000 (--max-pixels)"),
+        (sound(clip), "limit of 1 s; cut it into shorter clips (--max-audio)"),
+    ):
         status, answer, _ = strict_server.request("/v1/chat/completions", user([part]), KEY)
         assert status == 400
         assert words in answer["error"]["message"]

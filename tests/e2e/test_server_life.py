@@ -66,6 +66,11 @@ def test_a_new_engine_takes_over(server, client):
     assert log.count(f"ready: {server.url}\n") == 3
 
 
+def test_slots_are_listed_before_anything_was_asked(server):
+    slots = server.request("/slots")[1]
+    assert [slot["is_processing"] for slot in slots] == [False] * 3  # two short, a long one
+
+
 def test_what_the_engine_raises_is_one_record_of_the_log(tmp_path, sample_path):
     bundle = shutil.copytree(sample_path, tmp_path / "bundle")
     server = ServerProcess("-m", bundle, "--log-format", "json")

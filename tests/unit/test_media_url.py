@@ -62,10 +62,17 @@ class Host(BaseHTTPRequestHandler):
             self.send_header("Location", targets[self.path])
             self.end_headers()
             return
-        self.send_response(200 if self.path in ("/ok", "/large", "/slow") else 404)
+        if self.path == "/slow-head":
+            with suppress(OSError):
+                while True:
+                    self.wfile.write(b"H")
+                    time.sleep(0.1)
+        self.send_response(200 if self.path in ("/ok", "/large", "/slow", "/short") else 404)
+        if self.path == "/short":
+            self.send_header("Content-Length", str(len(DATA) + 5))
         self.end_headers()
         with suppress(OSError):  # the other side may have gone
-            if self.path == "/ok":
+            if self.path in ("/ok", "/short"):
                 self.wfile.write(DATA)
             while self.path in ("/large", "/slow"):
                 self.wfile.write(b"x" * (100_000 if self.path == "/large" else 1))
@@ -107,6 +114,8 @@ def test_a_picture_is_fetched(host):
         ("/nowhere", "redirected more than"),
         ("/large", "longer than the limit of 1000000 bytes"),
         ("/slow", "took longer than 1 s"),
+        ("/slow-head", "took longer than 1 s"),
+        ("/short", "broke off 5 bytes before the end"),
         ("/absent", "status 404"),
     ],
 )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import soundfile
 import soxr
 
-from phi4mm.errors import MediaError
+from phi4mm.errors import MediaError, MediaTooLarge
 from phi4mm.media.container import open_container
 from phi4mm.media.params import FrameParams, MelParams
 from phi4mm.media.sniff import HEAD_BYTES, container_name
@@ -183,8 +183,9 @@ def _to_clip(recording: _Recording, params: MelParams, max_seconds: float | None
         mono = _mono(block, name)
         n_read += len(mono)
         if max_seconds is not None and n_read > max_seconds * rate:
-            raise MediaError(
-                f"{name}: longer than the limit of {max_seconds:g} s; cut it into shorter clips"
+            raise MediaTooLarge(
+                f"{name}: longer than the limit of {max_seconds:g} s; cut it into shorter clips",
+                "seconds",
             )
         pieces.append(resampler.feed(mono))
     if n_read == 0:

@@ -15,7 +15,7 @@ from typing import BinaryIO, TypeAlias
 import numpy as np
 from PIL import ExifTags, Image, UnidentifiedImageError
 
-from phi4mm.errors import MediaError
+from phi4mm.errors import MediaError, MediaTooLarge
 from phi4mm.media.sniff import HEAD_BYTES, is_heic, is_pdf
 from phi4mm.media.source import Source, one_line, open_source, source_name
 
@@ -125,8 +125,8 @@ def _open(stream: BinaryIO, name: str, max_pixels: int) -> Image.Image:
             return _open_heic(stream, name, max_pixels)
         return _open_with_pillow(stream, name)
     except Image.DecompressionBombError as error:
-        raise MediaError(
-            f"{name}: {one_line(error)}; shrink it to at most {max_pixels} pixels"
+        raise MediaTooLarge(
+            f"{name}: {one_line(error)}; shrink it to at most {max_pixels} pixels", "pixels"
         ) from error
     except MediaError:
         raise
@@ -165,9 +165,10 @@ def _check_size(size: tuple[int, int], name: str, max_pixels: int) -> None:
     if width < 1 or height < 1:
         raise MediaError(f"{name}: picture of {width}x{height} pixels; give at least 1x1")
     if width * height > max_pixels:
-        raise MediaError(
+        raise MediaTooLarge(
             f"{name}: picture of {width}x{height} is {width * height} pixels; "
-            f"shrink it to at most {max_pixels}"
+            f"shrink it to at most {max_pixels}",
+            "pixels",
         )
 
 

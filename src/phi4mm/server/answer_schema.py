@@ -10,6 +10,8 @@ from phi4mm.server import wire
 from phi4mm.server.translate import must_call, offered_tools
 
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
+# All the engine's requests wait while a schema is compiled; this many take less than a second.
+_MOST_CHARACTERS = 200_000
 
 
 def answer_schema(request: wire.ChatRequest) -> str | None:
@@ -18,19 +20,32 @@ def answer_schema(request: wire.ChatRequest) -> str | None:
     A call that is demanded comes before a format that is asked for.
 
     Raises:
-        InputError: ``response_format`` lacks its schema, or ``tool_choice`` names no tool.
+        InputError: ``response_format`` lacks its schema, ``tool_choice`` names no tool, or the
+            schema is too long.
     """
+    schema = _schema(request)
+    if schema is None:
+        return None
+    text = json.dumps(schema)
+    if len(text) > _MOST_CHARACTERS:
+        raise InputError(
+            f"the JSON schema has {len(text)} characters: the limit is {_MOST_CHARACTERS}"
+        )
+    return text
+
+
+def _schema(request: wire.ChatRequest) -> dict[str, Any] | None:
     if must_call(request):
         is_single = request.parallel_tool_calls is False or request.tool_choice != "required"
-        return json.dumps(_calls_schema(offered_tools(request), is_single=is_single))
+        return _calls_schema(offered_tools(request), is_single=is_single)
     output = request.response_format
     if output is None or output.type == "text":
         return None
     if output.type == "json_object":
-        return json.dumps(_ANY_OBJECT)
+        return _ANY_OBJECT
     if output.json_schema is None:
         raise InputError("response_format is json_schema without one: give json_schema.schema")
-    return json.dumps(output.json_schema.schema_)
+    return output.json_schema.schema_
 
 
 def _calls_schema(tools: list[wire.Function], *, is_single: bool) -> dict[str, Any]:

@@ -45,7 +45,6 @@ def run_child(pipe: Connection, paths: BundlePaths, params: EngineParams) -> Non
         with paths.open() as bundle:
             tokenizer = Tokenizer(bundle.decoder.file.metadata)
             with loaded_engine(bundle, params, tokenizer) as engine:
-                outbox.send(Ready())
                 _Worker(engine, pipe, outbox).run()
     except Exception:
         outbox.send(Failed(traceback.format_exc()))
@@ -100,7 +99,9 @@ class _Worker:
             self._commands.put(Stop())
 
     def run(self) -> None:
-        """Work until a ``Stop``."""
+        """Say how things stand and that requests may come, then work until a ``Stop``."""
+        self._outbox.send(self._progress(()))
+        self._outbox.send(Ready())
         while True:
             while not self._ours or not self._commands.empty():
                 command = self._commands.get()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from phi4mm.errors import (
     Cancelled,
     InputError,
     MediaError,
+    MediaTooLarge,
     Overloaded,
     Phi4MMError,
     PromptTooLong,
@@ -64,8 +66,11 @@ _TABLE: tuple[tuple[type[Phi4MMError], _Row], ...] = (
     (Cancelled, _Row(499, "client_closed_request")),
     (Phi4MMError, _Row(500, "server_error")),
 )
-# pydantic names the type it tried among the fields that lead to a fault
-_TYPE_NAME = re.compile(r"\[|^(str|int)$")
+# what a medium has too much of -> the server's setting for it
+_LIMITS = {"pixels": "--max-pixels", "seconds": "--max-audio"}
+# Where a value may have one of several types, pydantic names the one it tried among the fields that
+# lead to a fault; a part of a message is named by its own "type" behind its number.
+_TYPE_NAME = re.compile(r"\[|^(str|int|NamedTool)$")
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 RETRY_AFTER_S = "5"
 
@@ -85,6 +90,8 @@ def status_and_body(error: Exception) -> tuple[int, dict[str, Any]]:
     elif isinstance(error, Phi4MMError):
         row = next(row for kind, row in _TABLE if isinstance(error, kind))
         message = str(error)
+        if isinstance(error, MediaTooLarge):
+            message += f" ({_LIMITS[error.limit]})"
         param = error.name if isinstance(error, SettingError) else None
     else:
         row, message = _Row(500, "server_error"), "internal error; the server's log has more"
@@ -100,13 +107,20 @@ def _first_fault(error: ValidationError) -> tuple[str, str | None]:
     """(message, field) of what does not fit.
 
     A value that may have one of several types has a fault for each: the one that was found deepest
-    inside is of the type that was meant.
+    inside is of the type that was meant, if none of them is that there is too much.
     """
-    faults = error.errors(include_url=False, include_context=False)
-    fault = max(faults, key=lambda fault: len(fault["loc"]))
-    names = [str(name) for name in fault["loc"] if not _TYPE_NAME.search(str(name))]
-    param = ".".join(names) or None
+    faults = error.errors(include_url=False, include_context=False, include_input=False)
+    fault = max(faults, key=lambda fault: (fault["type"] == "too_long", len(fault["loc"])))
+    param = ".".join(_fields(fault["loc"])) or None
     return f"{param or 'the body'}: {fault['msg']}", param
+
+
+def _fields(location: Sequence[str | int]) -> Iterator[str]:
+    names = [name for name in location if not _TYPE_NAME.search(str(name))]
+    for place, name in enumerate(names):
+        is_kind_of_part = place > 1 and names[place - 2] == "content"
+        if not is_kind_of_part:
+            yield str(name)
 
 
 async def respond(request: Request, error: Exception) -> Response:

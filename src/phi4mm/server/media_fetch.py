@@ -11,6 +11,9 @@ import ipaddress
 import socket
 import ssl
 import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, suppress
+from threading import Timer
 from typing import Literal
 from urllib.parse import SplitResult, urljoin, urlsplit
 
@@ -33,14 +36,13 @@ def fetch(url: str, kind: Literal["image", "audio"], access: MediaAccess) -> byt
         parts = _allowed(url, kind, access)
         try:
             connection = _connect(parts, kind, deadline)
-            try:
+            with closing(connection), _cut_off_at(deadline, connection.sock):
                 answer = _get(connection, parts)
                 if answer.status not in _REDIRECTS:
                     return _read(answer, kind, access, deadline)
                 url = urljoin(url, answer.headers.get("Location", ""))
-            finally:
-                connection.close()
         except (OSError, http.client.HTTPException, ValueError) as error:
+            _require_time(kind, access, deadline)
             raise MediaError(f"{kind} URL: cannot be fetched ({type(error).__name__})") from None
     raise MediaError(f"{kind} URL: redirected more than {_MOST_REDIRECTS} times")
 
@@ -84,14 +86,35 @@ def _connect(parts: SplitResult, kind: str, deadline: float) -> http.client.HTTP
     plain = socket.create_connection((addresses[0], port), timeout=timeout)
     connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
     connection.sock = (
-        ssl.create_default_context().wrap_socket(plain, server_hostname=parts.hostname)
+        ssl.create_default_context().wrap_socket(
+            plain, server_hostname=parts.hostname, do_handshake_on_connect=False
+        )
         if is_tls
         else plain
     )
     return connection
 
 
+@contextmanager
+def _cut_off_at(deadline: float, connected: socket.socket) -> Iterator[None]:
+    """End a connection when its time is over: a host may send a byte now and then for ever."""
+
+    def cut_off() -> None:
+        with suppress(OSError):  # the other side was faster
+            socket.socket.shutdown(connected, socket.SHUT_RDWR)
+
+    timer = Timer(max(0, deadline - time.monotonic()), cut_off)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 def _get(connection: http.client.HTTPConnection, parts: SplitResult) -> http.client.HTTPResponse:
+    if isinstance(connection.sock, ssl.SSLSocket):
+        connection.sock.do_handshake()
     target = parts._replace(scheme="", netloc="", fragment="").geturl() or "/"
     connection.request("GET", target, headers={"User-Agent": "phi4mm", "Accept": "*/*"})
     return connection.getresponse()
@@ -108,6 +131,12 @@ def _read(
         n_bytes += len(block)
         if n_bytes > access.max_bytes:
             raise MediaError(f"{kind} URL: longer than the limit of {access.max_bytes} bytes")
-        if time.monotonic() > deadline:
-            raise MediaError(f"{kind} URL: took longer than {access.timeout_s:g} s")
+    _require_time(kind, access, deadline)
+    if answer.length:
+        raise MediaError(f"{kind} URL: the host broke off {answer.length} bytes before the end")
     return b"".join(blocks)
+
+
+def _require_time(kind: str, access: MediaAccess, deadline: float) -> None:
+    if time.monotonic() >= deadline:
+        raise MediaError(f"{kind} URL: took longer than {access.timeout_s:g} s")

@@ -18,7 +18,7 @@ import numpy as np
 
 from phi4mm.engine.event import Event, Usage
 from phi4mm.engine.parameters import SamplingParams
-from phi4mm.errors import Cancelled, MediaError, Phi4MMError
+from phi4mm.errors import Cancelled, MediaTooLarge, Phi4MMError
 from phi4mm.media.audio import AudioStream, Samples
 from phi4mm.prompt.chunk import Prompt
 from phi4mm.prompt.message import Message, user_message
@@ -132,7 +132,7 @@ class Recording:
     def _require_length(self, seconds: float) -> None:
         limit = self._service.settings.limits.audio_seconds
         if seconds > limit:
-            raise MediaError(f"{_NAME}: longer than the limit of {limit:g} s (--max-audio)")
+            raise MediaTooLarge(f"{_NAME}: longer than the limit of {limit:g} s", "seconds")
 
     def _heard(self, audio: AudioStream) -> Iterator[Samples]:
         n_samples = 0

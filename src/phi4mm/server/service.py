@@ -61,7 +61,10 @@ class Service:
         self._schemas = SchemaCompiler(self.tokenizer)
         limits = settings.limits
         self.prompts = PromptBuilder(
-            self.bundle, self.tokenizer, MediaLimits(limits.image_pixels, limits.audio_seconds)
+            self.bundle,
+            self.tokenizer,
+            MediaLimits(limits.image_pixels, limits.audio_seconds),
+            self.plan.n_ctx,
         )
         self.engine = EngineClient(settings.bundle, settings.engine)
         self.metrics = Metrics()
@@ -119,10 +122,14 @@ class Service:
         if n > self.settings.limits.n_choices:
             raise InputError(f"n is {n}: the limit is {self.settings.limits.n_choices}")
         self._require_vocabulary(sampling)
-        with ExitStack() as stack:
-            stack.enter_context(self.engine.places(n * len(makers)))
+        places = ExitStack()
+        places.enter_context(self.engine.places(n * len(makers)))
+        try:
             prompts = await self.plan_with(partial(self._make_all, makers, sampling))
-            return self.engine.submit(prompts, _samplings(sampling, n), stack.pop_all().close)
+            return self.engine.submit(prompts, _samplings(sampling, n), places.close)
+        except BaseException:
+            places.close()
+            raise
 
     def _make_all(
         self, makers: Sequence[Callable[[], Prompt]], sampling: SamplingParams

@@ -37,7 +37,9 @@ def messages_of(
         for part in message.content
     )
     if n_media > limits.n_media:
-        raise InputError(f"{n_media} pictures and clips: the limit is {limits.n_media}")
+        raise InputError(
+            f"{n_media} pictures and clips: the limit is {limits.n_media} (--max-media)"
+        )
     call_ids: set[str] = set()
     messages = []
     for place, message in enumerate(request.messages):
@@ -136,11 +138,13 @@ def sampling_of(request: wire.ChatRequest | wire.CompletionRequest) -> SamplingP
         InputError: one is out of range; it is named.
     """
     given = {name: value for name in _SAME_NAMES if (value := getattr(request, name)) is not None}
-    stop, (limit_name, max_tokens) = request.stop or (), _max_tokens(request)
+    if given.get("top_k") == -1:  # as vLLM's and llama.cpp's clients say that all are kept
+        given["top_k"] = 0
+    (limit_name, max_tokens) = _max_tokens(request)
     try:
         return SamplingParams(
             **given,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
+            stop=_stops(request.stop),
             logit_bias=tuple(_bias(*item) for item in (request.logit_bias or {}).items()),
             max_tokens=max_tokens,
             top_logprobs=_top_logprobs(request),
@@ -151,10 +155,19 @@ def sampling_of(request: wire.ChatRequest | wire.CompletionRequest) -> SamplingP
         raise SettingError(limit_name, error.problem) from None
 
 
+_MOST_STOPS = 64
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty",
 )  # fmt: skip
+
+
+def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
+    """Strings that end the answer; each is looked for after every token."""
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if len(stops) > _MOST_STOPS:
+        raise SettingError("stop", f"has {len(stops)} strings: give at most {_MOST_STOPS}")
+    return stops
 
 
 def _bias(token_id: str, bias: float) -> tuple[int, float]:
@@ -164,10 +177,11 @@ def _bias(token_id: str, bias: float) -> tuple[int, float]:
 
 
 def _max_tokens(request: wire.ChatRequest | wire.CompletionRequest) -> tuple[str, int | None]:
-    """(field, limit): the newer field counts where both are given."""
+    """(field, limit): the newer field counts where both are given; -1 is no limit."""
+    name, value = "max_tokens", request.max_tokens
     if isinstance(request, wire.ChatRequest) and request.max_completion_tokens is not None:
-        return "max_completion_tokens", request.max_completion_tokens
-    return "max_tokens", request.max_tokens
+        name, value = "max_completion_tokens", request.max_completion_tokens
+    return name, None if value == -1 else value
 
 
 def _top_logprobs(request: wire.ChatRequest | wire.CompletionRequest) -> int | None:

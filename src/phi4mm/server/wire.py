@@ -8,9 +8,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
 
 Body = TypeVar("Body", bound="WireModel")
+Item = TypeVar("Item")
+
+# A long list may have a fault in each item: the first is enough, and all of them take a minute.
+List = Annotated[list[Item], Field(fail_fast=True)]
 
 
 class WireModel(BaseModel):
@@ -60,6 +65,22 @@ class AudioUrlPart(WireModel):
     audio_url: Url
 
 
+# More than any context holds; each costs memory before anything else can be checked.
+_MOST_IDS = 1 << 20
+_MOST_MESSAGES = 1 << 16
+_MOST_BIASES = 10_000
+
+
+def _few_biases(value: object) -> object:
+    if isinstance(value, dict) and len(value) > _MOST_BIASES:
+        raise PydanticCustomError(
+            "too_long", f"has {len(value)} tokens: give at most {_MOST_BIASES}"
+        )
+    return value
+
+
+Biases = Annotated[dict[str, float], BeforeValidator(_few_biases)]
+Ids = Annotated[list[int], Field(max_length=_MOST_IDS, fail_fast=True)]
 Part = Annotated[TextPart | ImagePart | InputAudioPart | AudioUrlPart, Field(discriminator="type")]
 
 
@@ -82,9 +103,14 @@ class ChatMessage(WireModel):
     """One turn."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[Part] | None = None
-    tool_calls: list[CalledTool] | None = None
+    content: str | List[Part] | None = None
+    tool_calls: List[CalledTool] | None = None
     tool_call_id: str | None = None
+
+
+Messages = Annotated[
+    list[ChatMessage], Field(min_length=1, max_length=_MOST_MESSAGES, fail_fast=True)
+]
 
 
 class Function(WireModel):
@@ -145,11 +171,11 @@ class Sampling(WireModel):
     min_p: float | None = None
     seed: int | None = None
     n: int | None = Field(default=None, ge=1)
-    stop: str | list[str] | None = None
+    stop: str | List[str] | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: Biases | None = None
     max_tokens: int | None = None
     stream: bool | None = False
     stream_options: StreamOptions | None = None
@@ -163,11 +189,11 @@ class Sampling(WireModel):
 class ChatRequest(Sampling):
     """Body of ``/v1/chat/completions``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
+    messages: Messages
     max_completion_tokens: int | None = None
     logprobs: bool | None = False
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
-    tools: list[Tool] | None = None
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = True
     response_format: ResponseFormat | None = None
@@ -176,7 +202,7 @@ class ChatRequest(Sampling):
 class CompletionRequest(Sampling):
     """Body of ``/v1/completions``: raw text, in which special tokens are parsed."""
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | List[str] | Ids | List[Ids]
     max_tokens: int | None = 16
     logprobs: int | None = Field(default=None, ge=0, le=5)
     echo: Literal[False] | None = None
@@ -193,12 +219,12 @@ class TokenizeRequest(WireModel):
 class DetokenizeRequest(WireModel):
     """Body of ``/detokenize``."""
 
-    tokens: list[int]
+    tokens: Ids
 
 
 class TemplateRequest(WireModel):
     """Body of ``/apply-template``."""
 
-    messages: list[ChatMessage] = Field(min_length=1)
-    tools: list[Tool] | None = None
+    messages: Messages
+    tools: List[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
