@@ -202,6 +202,10 @@ def test_a_stopped_run_goes_on_where_it_was(
     code, _, err = ask(capsys, questions, "--answers", answers, "-ctk", "f32")
     assert code == 2
     assert "different cache" in err
+    answers.write_text("[1]\n", encoding="utf-8")
+    code, _, err = ask(capsys, questions, "--answers", answers)
+    assert code == 2
+    assert "not a file of answers" in err
 
 
 def test_bad_items_are_named_at_the_end_and_stop_nothing(

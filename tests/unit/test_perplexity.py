@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured import TEXT, run
+from measured import TEXT, damaged, run
 
 from parity.fixtures import BundleDir, OpenModel
 from phi4mm.errors import InputError
@@ -263,6 +263,24 @@ def test_a_failed_run_leaves_no_base(bundle_dir: BundleDir, text: Path, tmp_path
             progress=stop,
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_model_that_computes_nan_is_refused(
+    bundle_dir: BundleDir, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its perplexity would be NaN, and nobody would be told why."""
+    folder = damaged(bundle_dir("tiny"), tmp_path / "damaged", "output_norm.weight")
+    base = tmp_path / "base.bin"
+    flags = ("-f", text, "-c", N_CTX, "-t", 1)
+    assert run("perplexity", folder, *flags, "--save-logits", base) == 2
+    assert "F32.gguf: computes NaN or infinite logits" in capsys.readouterr().err
+    assert not base.exists()
+    assert run("perplexity", bundle_dir("tiny"), *flags, "--save-logits", base) == 0
+    assert run("perplexity", folder, "--kl-divergence", "--base", base, "-t", 1) == 2
+    assert "computes NaN or infinite logits" in capsys.readouterr().err
+    assert run("imatrix", folder, *flags, "-o", tmp_path / "i.gguf") == 2
+    assert "computes NaN or infinity as inputs of " in capsys.readouterr().err
+    assert not (tmp_path / "i.gguf").exists()
 
 
 def test_records_are_read_back(bundle_dir: BundleDir, text: Path, tmp_path: Path) -> None:

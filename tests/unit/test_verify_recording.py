@@ -10,14 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured import run
+from measured import damaged, run
 
 from parity.fixtures import BundleDir, CheckpointDir
 from phi4mm.api import Phi4MM
+from phi4mm.convert.checkpoint import open_checkpoint
+from phi4mm.modelfile.bundle import Bundle
 from phi4mm.verify import ours
 from phi4mm.verify import recording as recording_module
 from phi4mm.verify.case import CASES, Answer
 from phi4mm.verify.recording import Recording, read_recording, write_recording
+from phi4mm.verify.weights import compare_weights
 
 
 @pytest.fixture(autouse=True)
@@ -95,6 +98,22 @@ def test_of_a_long_stage_some_rows_are_kept(tmp_path: Path) -> None:
     assert error.max_error == 1
     (same,) = Recording("id", {"x": kept["x"]}).stage_errors({"x": [rows]})
     assert same.max_error == 0
+
+
+def test_nan_is_found_and_named(
+    checkpoint_dir: CheckpointDir,
+    bundle_dir: BundleDir,
+    recorded: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Rows of NaN stand for patches without a part in the result: damage must not pass as such."""
+    path = damaged(bundle_dir("tiny"), tmp_path / "damaged", "v.blk.1.ln1.weight")
+    assert run("verify", checkpoint_dir("tiny"), path, "--recorded", recorded, "-t", 1) == 2
+    assert "the bundle computes NaN or infinity" in capsys.readouterr().err
+    report = compare_weights(open_checkpoint(checkpoint_dir("tiny")), Bundle.open(path))
+    (mmproj,) = (part for part in report.parts if "mmproj" in part.part)
+    assert (mmproj.worst, mmproj.worst_relative) == ("v.blk.1.ln1.weight", float("inf"))
 
 
 def test_an_answer_is_known_up_to_where_the_reference_left_it() -> None:

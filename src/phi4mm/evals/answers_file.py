@@ -78,7 +78,7 @@ class AnswersFile:
         data = data[: data.rfind(b"\n") + 1]
         head, *lines = data.splitlines() or [b"{}"]
         try:
-            found = json.loads(head)
+            found = dict(json.loads(head))
             answers = [Answer(**json.loads(line)) for line in lines]
         except (ValueError, TypeError):
             raise InputError(f"{path}: not a file of answers: choose another name") from None

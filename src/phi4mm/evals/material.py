@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import InputError
-from phi4mm.evals.log_probs import Ids, file_size, log_softmax, row_size
+from phi4mm.evals.log_probs import Ids, file_size, row_size
 from phi4mm.evals.perplexity import (
     Divergence,
     Perplexity,
@@ -26,7 +26,7 @@ from phi4mm.evals.perplexity import (
     measure_perplexity,
     sum_up,
 )
-from phi4mm.evals.scoring import ScoredRows, cut_chunks
+from phi4mm.evals.scoring import ScoredRows, cut_chunks, score_rows
 from phi4mm.evals.statistic import Estimate
 from phi4mm.measurement.fingerprint import identify
 from phi4mm.measurement.staged_file import staged_file
@@ -216,4 +216,4 @@ class AnswersMaterial:
         advance = counter(sum(item.n_tokens for item in self._planned), progress)
         with Model(decoder.path, offload=self._params.offload) as model:
             for logits, targets in self._run.score(model, self._planned, advance):
-                yield ScoredRows(log_softmax(logits), targets)
+                yield score_rows(decoder.path, logits, targets)

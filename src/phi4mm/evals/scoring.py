@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, ModelFileError
 from phi4mm.evals.log_probs import Ids, Rows, log_softmax
 from phi4mm.modelfile import keys
 from phi4mm.modelfile.bundle import Bundle
@@ -128,6 +128,9 @@ def score_chunks(
         chunks: (n_chunks, n_ctx).
         params: threads, layers on an accelerator, and types of the cache.
         progress: told about every chunk.
+
+    Raises:
+        ModelFileError: the model does not compute numbers.
     """
     n_chunks, n_ctx = chunks.shape
     chunks = chunks.copy()
@@ -140,7 +143,7 @@ def score_chunks(
     ):
         for done, chunk in enumerate(chunks, start=1):
             context.kv_remove(0)
-            yield from _score_chunk(context, chunk)
+            yield from _score_chunk(decoder.path, context, chunk)
             if progress is not None:
                 progress(done, n_chunks)
 
@@ -160,7 +163,7 @@ def _context_params(params: EngineParams, n_ctx: int) -> ContextParams:
     )
 
 
-def _score_chunk(context: Context, chunk: Ids) -> Iterator[ScoredRows]:
+def _score_chunk(path: Path, context: Context, chunk: Ids) -> Iterator[ScoredRows]:
     """Fill the first half without logits, then ask for those of the second, piece by piece.
 
     The last token is not fed: nothing comes after it.
@@ -176,4 +179,23 @@ def _score_chunk(context: Context, chunk: Ids) -> Iterator[ScoredRows]:
         for row in range(0, len(piece), _N_ROWS):
             rows = range(row, min(row + _N_ROWS, len(piece)))
             targets = chunk[start + rows.start + 1 : start + rows.stop + 1]
-            yield ScoredRows(log_softmax(context.logits(rows)), targets)
+            yield score_rows(path, context.logits(rows), targets)
+
+
+def score_rows(path: Path, logits: Rows, targets: Ids) -> ScoredRows:
+    """Log-probabilities of tokens.
+
+    Args:
+        path: the decoder's file, for messages.
+        logits: (n, n_vocab).
+        targets: the tokens that really come, (n,).
+
+    Raises:
+        ModelFileError: the model does not compute numbers.
+    """
+    log_probs = log_softmax(logits)
+    if not np.isfinite(log_probs[np.arange(len(targets)), targets]).all():
+        raise ModelFileError(
+            f"{path}: computes NaN or infinite logits: some weights are damaged; convert it again"
+        )
+    return ScoredRows(log_probs, targets)

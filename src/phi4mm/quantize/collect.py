@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from phi4mm.convert.tensorfile import Rows
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, ModelFileError
 from phi4mm.json_lines import read_utf8
 from phi4mm.modality import Adapter
 from phi4mm.modelfile.bundle import Bundle
@@ -124,11 +124,25 @@ def collect_imatrix(
         with Model(bundle.decoder.path, offload=offload) as model:
             _compute_text(model, observer, chunks, threads, advance)
             run.compute(model, observer, planned, advance)
+        sums = collector.sums()
+        _check_numbers(bundle.decoder.path, sums)
     n_chunks = len(chunks) + len(planned)
-    imatrix = ImportanceMatrix(
-        collector.sums(), calibration.datasets, n_chunks, calibration.chunk_size
-    )
+    imatrix = ImportanceMatrix(sums, calibration.datasets, n_chunks, calibration.chunk_size)
     return Collected(imatrix, n_tokens)
+
+
+def _check_numbers(path: Path, sums: Mapping[str, Sums]) -> None:
+    """Refuse what no quantiser could use.
+
+    Raises:
+        ModelFileError: the model does not compute numbers.
+    """
+    for name, entry in sums.items():
+        if not np.isfinite(entry.squares).all():
+            raise ModelFileError(
+                f"{path}: computes NaN or infinity as inputs of {name}: some weights are damaged; "
+                "convert it again"
+            )
 
 
 def _compute_text(

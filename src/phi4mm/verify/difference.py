@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from phi4mm.errors import ModelFileError
 from phi4mm.verify.case import Array
 
 
@@ -55,13 +56,18 @@ def rows_of(pieces: Sequence[Array]) -> Array:
 
 
 def stage_error(name: str, found: Array, right: Array) -> StageError:
-    """Compare rows; patches without a part in the result are NaN on our side.
+    """Compare rows; patches without a part in the result are rows of NaN on our side.
 
     The last attention chunk of sound is filled up on one side: what is beyond the other is left
     out.
+
+    Raises:
+        ModelFileError: what was computed is not numbers.
     """
     n = min(len(found), len(right))
-    computed = ~np.isnan(found[:n])
+    computed = ~np.isnan(found[:n]).all(axis=1)
+    if not (computed.any() and np.isfinite(found[:n][computed]).all()):
+        raise ModelFileError(f"stage {name}: the bundle computes NaN or infinity: convert it again")
     difference = (found[:n] - right[:n])[computed].astype(np.float64)
     scale = float(np.sqrt((right[:n][computed].astype(np.float64) ** 2).mean()))
     rms = float(np.sqrt((difference**2).mean()))

@@ -120,10 +120,10 @@ def _compare_part(part: SourcePart, planned: PlannedFile, advance: Advance) -> P
 
 
 def _ratio(error: float, value: float) -> float:
-    """Root of a ratio of sums of squares; of nothing to nothing 0."""
+    """Root of a ratio of sums of squares; of nothing to nothing 0, of NaN infinite."""
     if error == 0:
         return 0.0
-    return math.sqrt(error / value) if value else math.inf
+    return math.sqrt(error / value) if value and math.isfinite(error) else math.inf
 
 
 def _squares(
