@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from phi4mm.engine.parameters import SamplingParams
-from phi4mm.engine.sampler import Sampler, _candidates
+from phi4mm.engine.sampler import Sampler, _candidates, _largest
 from phi4mm.engine.stop_string import StopStrings
 from phi4mm.errors import InputError
 
@@ -123,8 +123,12 @@ def test_stop_strings_are_found_however_the_text_is_cut(stops, text, expected):
 
 
 @pytest.mark.parametrize(
-    "settings", [{"top_p": 0.9}, {"top_p": 0.999}, {"min_p": 0.05}, {"min_p": 1e-9}]
-)
+    "settings",
+    [
+        {"top_p": 0.9}, {"top_p": 0.999}, {"min_p": 0.05}, {"min_p": 1e-9},
+        {"top_p": 0.999999, "min_p": 1e-12},
+    ],
+)  # fmt: skip
 def test_cuts_in_a_large_vocabulary_are_those_of_a_full_sort(settings):
     logits = np.random.default_rng(0).normal(scale=3, size=5000).astype(np.float32)
     params = SamplingParams(temperature=1.0, **settings)
@@ -134,3 +138,35 @@ def test_cuts_in_a_large_vocabulary_are_those_of_a_full_sort(settings):
     n_top_p = int(np.searchsorted(sums, params.top_p)) + 1
     n_min_p = int((probabilities >= params.min_p).sum())
     assert set(_candidates(logits, params)) == set(order[: min(n_top_p, n_min_p)])
+
+
+@pytest.mark.parametrize("n", [1, 2, 77, 78, 1000, 5000])
+def test_the_largest_are_those_of_a_full_sort(n):
+    logits = np.random.default_rng(0).integers(-40, 40, 5000).astype(np.float32)
+    logits[::7] = -np.inf
+    assert _largest(logits, n).tolist() == np.argsort(-logits, kind="stable")[:n].tolist()
+
+
+@pytest.mark.parametrize("temperature", [0.001, 0.05, 1.0, 30.0])
+def test_draws_from_a_large_vocabulary_are_as_likely_as_their_weights(temperature):
+    logits = np.random.default_rng(0).normal(scale=1, size=1000).astype(np.float32)
+    logits[5:900] = -np.inf
+    weights = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
+    found = draw(n=4000, logits=logits, temperature=temperature)
+    assert found == pytest.approx(weights / weights.sum(), abs=0.03)
+    assert set(np.flatnonzero(found)) <= set(np.flatnonzero(weights))
+    halves = weights[:500].sum() / weights.sum()
+    assert found[:500].sum() == pytest.approx(halves, abs=0.03)
+
+
+def test_a_draw_at_the_very_end_takes_the_last_that_has_a_weight(monkeypatch):
+    logits = np.full(200, -np.inf, np.float32)
+    logits[[3, 70]] = 0
+    sampler = Sampler(SamplingParams(temperature=1.0))
+
+    class Highest:
+        def random(self):
+            return 1.0
+
+    monkeypatch.setattr(sampler, "_random", Highest())
+    assert sampler.sample(logits) == 70
