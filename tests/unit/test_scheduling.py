@@ -10,10 +10,12 @@ from phi4mm.engine.loading import loaded_engine
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.errors import Overloaded
 from phi4mm.modelfile.bundle import Bundle
+from phi4mm.native.llama import Context
 from phi4mm.prompt.chunk import PromptBuilder
 from phi4mm.prompt.tokenizer import Tokenizer
 
 GREEDY = SamplingParams(max_tokens=8)
+CLIP = "a33234_16000.wav"
 
 
 @contextmanager
@@ -188,6 +190,26 @@ def test_every_adapter_has_its_turn_in_every_step(shared, media_dir):
         assert sorted(id_ for id_, _ in engine.step()) == ids
     for id_ in ids:
         engine.cancel(id_)
+
+
+def test_adapters_change_once_less_in_a_step_than_there_are(bundle_dir, media_dir, monkeypatch):
+    switches, set_adapters = [], Context.set_adapters
+    monkeypatch.setattr(
+        Context, "set_adapters", lambda self, chosen: switches.append(set_adapters(self, chosen))
+    )
+    with opened(bundle_dir("tiny"), n_slots=3) as (engine, prompts):
+        media = ({}, {"images": [media_dir / "i150x333.png"]}, {"audios": [media_dir / CLIP]})
+        ids = [
+            engine.submit(prompts.chat([user_message("Hi", **some)]), SamplingParams())
+            for some in media
+        ]
+        seen = set()
+        while seen != set(ids):
+            seen |= {id_ for id_, _ in engine.step()}
+        switches.clear()
+        for _ in range(5):
+            assert {id_ for id_, _ in engine.step()} == set(ids)
+    assert len(switches) == 5 * 2
 
 
 def test_a_long_prompt_does_not_hold_up_the_others(bundle_dir):

@@ -118,12 +118,18 @@ class Scheduler:
         request.filling = None
 
     def generating(self) -> Iterator[list[Request]]:
-        """Those that generate, in groups that one step can compute: same context, same adapter."""
+        """Those that generate, in groups that one step can compute: same context, same adapter.
+
+        A context's group of the adapter that it has comes first: libllama plans its graphs anew
+        whenever the adapter changes.
+        """
         groups: dict[tuple[SlotPool, Adapter | None], list[Request]] = {}
         for request in self._running.values():
             if request.filling is None:
                 groups.setdefault((request.pool, request.adapter), []).append(request)
-        yield from groups.values()
+        changes = {place: place[0].adapter is not place[1] for place in groups}
+        for place in sorted(groups, key=changes.__getitem__):
+            yield groups[place]
 
     def move(self, request: Request, pool: SlotPool) -> None:
         """Let a request go on in another pool; it is next in line for a slot there."""

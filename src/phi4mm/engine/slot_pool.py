@@ -38,6 +38,7 @@ class SlotPool:
     Attributes:
         slots: all of them.
         n_batch: most rows of one step.
+        adapter: what the last step was computed with.
     """
 
     def __init__(self, context: Context) -> None:
@@ -45,7 +46,7 @@ class SlotPool:
         self.slots = [Slot(context, seq_id) for seq_id in range(context.params.n_seq_max)]
         self.n_batch = context.params.n_batch
         self._n_acquired = 0
-        self._adapter: Adapter | None = None
+        self.adapter: Adapter | None = None
 
     @property
     def views(self) -> tuple[SlotView, ...]:
@@ -126,6 +127,6 @@ class SlotPool:
         return self._context.logits(rows)
 
     def _use(self, adapter: Adapter | None) -> None:
-        if adapter is not self._adapter:
+        if adapter is not self.adapter:
             self._context.set_adapters([] if adapter is None else [(adapter, 1.0)])
-            self._adapter = adapter
+            self.adapter = adapter
