@@ -34,6 +34,7 @@ from phi4mm.prompt.chunk import Prompt, PromptBuilder
 from phi4mm.prompt.medium import mel_params
 from phi4mm.prompt.message import Message
 from phi4mm.prompt.tokenizer import Tokenizer
+from phi4mm.transcribe.piece import PieceParams
 from phi4mm.transcribe.segment import Segment, join_texts
 from phi4mm.transcribe.task import TRANSCRIBE, Task
 from phi4mm.transcribe.transcriber import Transcriber
@@ -210,25 +211,29 @@ class Phi4MM:
         with self._in_use() as engine:
             return engine.logits(built, adapter)
 
-    def transcribe(self, source: AudioSource, task: Task = TRANSCRIBE) -> str:
+    def transcribe(
+        self, source: AudioSource, task: Task = TRANSCRIBE, pieces: PieceParams | None = None
+    ) -> str:
         """The words spoken in a recording of any length; "" where nobody speaks.
 
         Args:
             source: the recording.
             task: ``translate_to("de")`` gives them in German.
+            pieces: how long the pieces are that the model hears at once.
 
         Raises:
             InputError: this bundle has no audio encoder.
             MediaError: the recording cannot be used.
         """
-        return join_texts(segment.text for segment in self.transcribe_segments(source, task))
+        segments = self.transcribe_segments(source, task, pieces)
+        return join_texts(segment.text for segment in segments)
 
     def transcribe_segments(
-        self, source: AudioSource, task: Task = TRANSCRIBE
+        self, source: AudioSource, task: Task = TRANSCRIBE, pieces: PieceParams | None = None
     ) -> Iterator[Segment]:
         """What ``transcribe`` gives, with times, as it is heard; memory does not grow."""
         with self.open_audio(source) as audio:
-            yield from Transcriber(self._events, task).segments(audio)
+            yield from Transcriber(self._events, task, pieces).segments(audio)
 
     def open_audio(self, source: AudioSource) -> AbstractContextManager[AudioStream]:
         """Sound of any length, decoded block by block at a rate this bundle takes.

@@ -31,6 +31,7 @@ from phi4mm.engine.event import Event
 from phi4mm.prompt.chunk import TextChunk
 from phi4mm.prompt.medium import Picture, Sound
 from phi4mm.prompt.message import AudioPart, ImagePart, TextPart
+from phi4mm.transcribe.piece import PieceParams
 
 RATE = 16000
 CLIP = Path(__file__).parents[1] / "data" / "media" / "clip.flac"
@@ -105,6 +106,16 @@ class TestSound:
         """faster-whisper#1060: ValueError when nothing is left after the pauses are taken out."""
         assert model.transcribe((samples, RATE)) == ""
         assert last(model, user_message(audios=[(samples, RATE)])).usage.n_audio > 0
+
+    def test_shorter_pieces_when_asked_for(self, model: Phi4MM) -> None:
+        pause = np.zeros(round(0.4 * RATE), np.float32)
+        talk = np.concatenate([voice(1.5), pause] * 3)
+        ends = [
+            [segment.end_s for segment in model.transcribe_segments((talk, RATE), pieces=pieces)]
+            for pieces in (None, PieceParams(max_s=2))
+        ]
+        assert len(ends[0]) == 1
+        assert ends[1] == [pytest.approx(1.5 + 1.9 * n, abs=0.3) for n in range(3)]
 
     def test_clipped_sound_is_answered(self, model: Phi4MM) -> None:
         clipped = np.clip(20 * voice(1), -1, 1)
