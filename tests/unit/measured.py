@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +41,17 @@ def sample_decoder() -> Path:
 def sample_name() -> str:
     """What the built-in model is called."""
     return sample_decoder().name.removesuffix("-Q8_0.gguf")
+
+
+@contextmanager
+def largest_file(n_bytes: int) -> Iterator[None]:
+    """The system refuses to let a file grow beyond this, as a disk does that fills up meanwhile."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def damaged(folder: Path, out: Path, tensor: str) -> Path:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import resource
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from measured import run, sample_decoder
+from measured import largest_file, run, sample_decoder
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 from stock_projector import encode
@@ -215,17 +213,6 @@ def test_a_full_disk_is_said_before_anything_is_written(
     assert run("export", "llama.cpp", sample_bundle(), "-o", tmp_path / "out") == 2
     assert "GB are free" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-
-
-@contextmanager
-def largest_file(n_bytes: int) -> Iterator[None]:
-    """The system refuses to let a file grow beyond this, as a disk does that fills up meanwhile."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.mark.parametrize("n_bytes", [1_000_000, 100], ids=["the mmproj", "a text"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from measured import largest_file
 
 from phi4mm import InputError
 from phi4mm.cli.main import build_parser, main
@@ -45,6 +46,7 @@ def service(**changes):
         "name": "phi4mm.service",
         "command": ["/opt/phi4mm/bin/python", "-m", "phi4mm", "serve"],
         "paths": (Path("/opt/phi4mm/bin/python"), Path("/srv/model")),
+        "cache": None,
         "user": None,
         "key_file": None,
         "uses_accelerator": False,
@@ -86,6 +88,33 @@ def test_what_lies_in_a_home_folder_is_refused():
     assert (found["User"], found["ProtectHome"]) == ("ann", "read-only")
 
 
+@pytest.mark.parametrize("flag", ["--mmproj", "--vision-lora", "--speech-lora"])
+def test_every_part_in_a_home_folder_is_refused(flag, capsys, monkeypatch, sample_path):
+    monkeypatch.setattr("sys.executable", "/opt/phi4mm/bin/python")
+    assert main(["export", "systemd", "-m", str(sample_path), flag, "/home/me/part.gguf"]) == 2
+    assert "/home/me/part.gguf: lies in a home folder" in capsys.readouterr().err
+
+
+def test_a_cache_can_be_written_to(tmp_path):
+    assert "ReadWritePaths" not in unit_text(service(cache=Path("/var/lib/phi4mm/encoders")))
+    with pytest.raises(InputError, match="can write to /var/lib/phi4mm only"):
+        unit_text(service(cache=tmp_path))
+    own = settings_of(unit_text(service(cache=tmp_path, user="phi")))
+    assert own["ReadWritePaths"] == str(tmp_path)
+
+
+@pytest.mark.parametrize("target", ["systemd", "ray"])
+def test_a_full_disk_leaves_the_file_that_was_there(target, tmp_path, sample_path, capsys):
+    path = tmp_path / ("phi4mm.service" if target == "systemd" else "ray.yaml")
+    flags = ["--run-as", "phi"] if target == "systemd" else []
+    path.write_text("before")
+    with largest_file(100):
+        assert main(["export", target, "-m", str(sample_path), "-o", str(path), *flags]) == 2
+    assert "cannot be written (File too large)" in capsys.readouterr().err
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_keys_are_handed_over_by_systemd():
     text = unit_text(service(key_file=Path("/etc/phi4mm/50%")))
     assert "LoadCredential=api-keys:/etc/phi4mm/50%%" in text
@@ -111,6 +140,9 @@ def test_the_flags_mean_the_same_to_the_server(tmp_path, sample_path):
     [
         (["--api-key", "secret"], "use --api-key-file"),
         (["-o", "unit.txt"], "ends in .service"),
+        (["-o", "my unit.service"], "letters, digits"),
+        (["--run-as", "phi\nExecStartPre=x"], "line breaks"),
+        (["--run-as", "phi", "--encoder-cache", "absent"], "make it first"),
         (["-np", "0"], "--parallel is 0"),
         (["--media-path", "absent"], "no such folder"),
     ],
@@ -139,6 +171,19 @@ def test_systemd_accepts_the_unit(tmp_path, sample_path):
     assert score.returncode == 0, score.stdout[-300:]  # exposure of at most 2.5 of 10
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+def test_systemd_accepts_a_unit_with_a_cache_and_odd_names(tmp_path, sample_path):
+    cache, bundle = tmp_path / 'my "cache" 100%', tmp_path / "my $models"
+    cache.mkdir()
+    bundle.symlink_to(sample_path)
+    unit_for(tmp_path, "-m", str(bundle), "--encoder-cache", str(cache))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / "phi4mm.service")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
 # ---- Ray
 
 
@@ -162,6 +207,18 @@ def test_a_config_names_the_deployment_and_its_settings(tmp_path, sample_path):
     assert model["autoscaling_config"] == {
         "min_replicas": 1, "max_replicas": 4, "target_ongoing_requests": 3
     }  # fmt: skip
+
+
+def test_paths_mean_the_same_wherever_a_replica_starts(tmp_path, sample_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bundle").symlink_to(sample_path)
+    (tmp_path / "media").mkdir()
+    (tmp_path / "keys").write_text("secret\n")
+    flags = ("--media-path", "media", "--encoder-cache", "cache", "--api-key-file", "keys")
+    config = config_for(tmp_path, "-m", "bundle", *flags)
+    words = re.findall(r"'([^']*)'", str(config))
+    for name in ("bundle", "media", "cache", "keys"):
+        assert str(tmp_path / name) in words
 
 
 def test_a_fixed_number_of_replicas(tmp_path, sample_path):

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from phi4mm.convert.output_folder import check_space
 from phi4mm.convert.writer import OutputFile, StagedFiles
 from phi4mm.errors import InputError
+from phi4mm.export.text_file import write_text_file
 from phi4mm.progress import Progress, counter
 
 Maker: TypeAlias = Callable[[Path], OutputFile]
@@ -66,7 +67,7 @@ def write_export(export: ExportSet, folder: Path, progress: Progress | None = No
         made += _write_weights(export, folder, progress)
         for name, text in export.texts.items():
             path = _place(folder, name)
-            _write_text(path, text, is_script=name in export.scripts)
+            write_text_file(path, text, is_script=name in export.scripts)
             made.append(f"wrote {path}")
         for name, target in export.links.items():
             made.append(_link(_place(folder, name), target.resolve()))
@@ -84,18 +85,6 @@ def _write_weights(export: ExportSet, folder: Path, progress: Progress | None) -
         with StagedFiles(file.path.parent) as staged:
             staged.write(file, advance)
     return [f"wrote {file.path} ({file.n_bytes / 1e9:.2f} GB)" for file in files]
-
-
-def _write_text(path: Path, text: str, *, is_script: bool) -> None:
-    """Write a file; it gets its name when it is complete."""
-    unfinished = path.with_name(path.name + ".part")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        if is_script:
-            unfinished.chmod(0o755)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 def _place(folder: Path, name: str) -> Path:

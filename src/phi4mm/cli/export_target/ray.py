@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,9 @@ examples:
   phi4mm export ray -m /srv/phi4mm-q4 --max-replicas 4 --cpus 8 -o phi4mm-ray.yaml
   serve run phi4mm-ray.yaml
 """
+_PATHS = (
+    "model", "mmproj", "vision_lora", "speech_lora", "api_key_file", "encoder_cache", "media_path"
+)  # fmt: skip
 
 
 def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -58,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the config."""
     from phi4mm.deploy.settings import to_values
     from phi4mm.export.ray import Scale, serve_config
+    from phi4mm.export.text_file import write_text_file
 
     settings = _replica_settings(args)
     scale = Scale(args.min_replicas, args.max_replicas, args.cpus, args.gpus, args.fronts)
@@ -67,8 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
     else:
-        args.output.write_text(text)
-        print(f"{args.output}: start it with `serve run {args.output}`")
+        write_text_file(args.output, text)
+        print(f"{args.output}: start it with `serve run {shlex.quote(str(args.output))}`")
     return 0
 
 
@@ -76,7 +81,7 @@ def _replica_settings(args: argparse.Namespace) -> ReplicaSettings:
     """The flags, with paths that mean the same on every host."""
     from phi4mm.deploy.settings import ReplicaSettings
 
-    for name in ("model", "mmproj", "vision_lora", "speech_lora", "api_key_file", "encoder_cache"):
+    for name in _PATHS:
         if getattr(args, name) is not None:
             setattr(args, name, getattr(args, name).absolute())
     refuse_keys(args)

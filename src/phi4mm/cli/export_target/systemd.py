@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,7 +24,9 @@ examples:
   sudo cp phi4mm.service /etc/systemd/system/ && sudo systemctl enable --now phi4mm
 """
 _OWN = frozenset({"help", "output", "run_as", "api_key_file", "model"})
-_PATHS = ("model", "mmproj", "vision_lora", "speech_lora", "encoder_cache", "media_path")
+_READ = ("model", "mmproj", "vision_lora", "speech_lora", "media_path")
+_PATHS = (*_READ, "encoder_cache")
+_UNIT_NAME = re.compile(r"[\w.:-]+\.service", re.ASCII)
 
 
 def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -54,24 +57,32 @@ def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def run(args: argparse.Namespace) -> int:
     """Write the unit."""
     from phi4mm.export.systemd import Service, unit_text
+    from phi4mm.export.text_file import write_text_file
 
     for name in _PATHS:
         if getattr(args, name) is not None:
             setattr(args, name, getattr(args, name).absolute())
     refuse_keys(args)
-    if args.output.suffix != ".service":
-        raise InputError(f"-o {args.output}: the name of a unit ends in .service")
+    if not _UNIT_NAME.fullmatch(args.output.name):
+        raise InputError(
+            f"-o {args.output}: the name of a unit has letters, digits and '-_.:', and ends in "
+            ".service"
+        )
     settings = server_settings(args)
     model = settings.bundle.model
     service = Service(
         name=args.output.name,
         command=[sys.executable, "-m", "phi4mm", "serve", "-m", str(model), *_flags(args)],
-        paths=(Path(sys.executable), model),
+        paths=(
+            Path(sys.executable),
+            *(getattr(args, name) for name in _READ if getattr(args, name) is not None),
+        ),
+        cache=args.encoder_cache,
         user=args.run_as,
         key_file=None if args.api_key_file is None else args.api_key_file.absolute(),
         uses_accelerator=settings.engine.offload != type(settings.engine.offload)(),
     )
-    args.output.write_text(unit_text(service))
+    write_text_file(args.output, unit_text(service))
     print(f"{args.output}: its first lines say how to install it")
     return 0
 
