@@ -110,7 +110,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(target, tmp_path, sample_pat
     path.write_text("before")
     with largest_file(100):
         assert main(["export", target, "-m", str(sample_path), "-o", str(path), *flags]) == 2
-    assert "cannot be written (File too large)" in capsys.readouterr().err
+    assert "cannot be written: File too large" in capsys.readouterr().err
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 from phi4mm.convert.output_folder import check_space
 from phi4mm.convert.writer import OutputFile, StagedFiles
 from phi4mm.errors import InputError
-from phi4mm.export.text_file import write_text_file
+from phi4mm.measurement.staged_file import staged_file
 from phi4mm.progress import Progress, counter
 
 Maker: TypeAlias = Callable[[Path], OutputFile]
@@ -67,7 +67,10 @@ def write_export(export: ExportSet, folder: Path, progress: Progress | None = No
         made += _write_weights(export, folder, progress)
         for name, text in export.texts.items():
             path = _place(folder, name)
-            write_text_file(path, text, is_script=name in export.scripts)
+            with staged_file(path) as stream:
+                stream.write(text.encode())
+            if name in export.scripts:
+                path.chmod(0o755)
             made.append(f"wrote {path}")
         for name, target in export.links.items():
             made.append(_link(_place(folder, name), target.resolve()))

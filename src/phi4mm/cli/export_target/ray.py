@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     """Write the config."""
     from phi4mm.deploy.settings import to_values
     from phi4mm.export.ray import Scale, serve_config
-    from phi4mm.export.text_file import write_text_file
+    from phi4mm.measurement.staged_file import staged_file
 
     settings = _replica_settings(args)
     scale = Scale(args.min_replicas, args.max_replicas, args.cpus, args.gpus, args.fronts)
@@ -72,7 +72,8 @@ def run(args: argparse.Namespace) -> int:
     if args.output is None:
         print(text, end="")
     else:
-        write_text_file(args.output, text)
+        with staged_file(args.output) as stream:
+            stream.write(text.encode())
         print(f"{args.output}: start it with `serve run {shlex.quote(str(args.output))}`")
     return 0
 

@@ -57,7 +57,7 @@ def add_parser(targets: argparse._SubParsersAction[argparse.ArgumentParser]) -> 
 def run(args: argparse.Namespace) -> int:
     """Write the unit."""
     from phi4mm.export.systemd import Service, unit_text
-    from phi4mm.export.text_file import write_text_file
+    from phi4mm.measurement.staged_file import staged_file
 
     for name in _PATHS:
         if getattr(args, name) is not None:
@@ -82,7 +82,9 @@ def run(args: argparse.Namespace) -> int:
         key_file=None if args.api_key_file is None else args.api_key_file.absolute(),
         uses_accelerator=settings.engine.offload != type(settings.engine.offload)(),
     )
-    write_text_file(args.output, unit_text(service))
+    text = unit_text(service)
+    with staged_file(args.output) as stream:
+        stream.write(text.encode())
     print(f"{args.output}: its first lines say how to install it")
     return 0
 
