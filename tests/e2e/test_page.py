@@ -13,7 +13,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
 
 @pytest.fixture(scope="module")
 def server(tiny_path):
-    server = ServerProcess("-m", tiny_path, "-np", "2")
+    # its answers go on to the end of the context
+    server = ServerProcess("-m", tiny_path, "-np", "2", "-c", "1024")
     server.wait_ready()
     yield server
     server.stop()
@@ -101,7 +102,7 @@ def test_regenerate_replaces_the_answer(page):
 
 def test_an_error_is_shown(page):
     answer = ask(page, "word " * 5000)
-    playwright.expect(answer.locator("footer .error")).to_contain_text("the context holds 4096")
+    playwright.expect(answer.locator("footer .error")).to_contain_text("the context holds 1024")
 
 
 @pytest.mark.parametrize("size", [(360, 640), (1280, 800)])

@@ -5,6 +5,7 @@ import hashlib
 import http.client
 import io
 import json
+import os
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -173,7 +174,8 @@ def test_log_probabilities_in_a_stream(client):
 
 
 def test_several_answers_and_seeds(client):
-    settings = {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 8}
+    endless = {END_ID: -100, "480": -100}
+    settings = {"n": 3, "temperature": 1.0, "seed": 5, "max_tokens": 8, "logit_bias": endless}
     first, second = (ask(client, "Hello", **settings) for _ in range(2))
     texts = [choice.message.content for choice in first.choices]
     assert len(set(texts)) == 3
@@ -678,6 +680,8 @@ def strict_server(tmp_path_factory, sample_media, tiny_path):
     """One slot, no queue, a key, small limits."""
     folder = tmp_path_factory.mktemp("media")
     (folder / "picture.png").write_bytes((sample_media / "picture.png").read_bytes())
+    (folder / "long.wav").write_bytes(bytes((1 << 20) + 1))
+    os.mkfifo(folder / "pipe")
     server = ServerProcess(
         "-m", tiny_path, "-np", "1",
         "--max-waiting", "0", "--max-body", "1", "--max-pixels", "100000",
@@ -751,7 +755,9 @@ def test_media_limits(strict_server, picture, clip):
         ("http://example.org/a.png", "not one the server may fetch from"),
         ("file:///etc/passwd", "not in the server's media folder"),
         ("file://{folder}/../x.png", "not in the server's media folder"),
-        ("file://{folder}/absent.png", "cannot be read"),
+        ("file://{folder}/absent.png", "no such file in the server's media folder"),
+        ("file://{folder}/pipe", "no such file in the server's media folder"),
+        ("file://{folder}/long.wav", "longer than the limit of 1048576 bytes (--max-body)"),
         ("http://[::1", "malformed"),
     ],
 )

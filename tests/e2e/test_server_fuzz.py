@@ -131,7 +131,7 @@ def test_clips(send, data, name, output, header):
     body += b'--x\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
     body += header.encode() + data + b"\r\n--x--\r\n"
     status, answer = send("/v1/audio/transcriptions", body, "multipart/form-data; boundary=x")
-    assert status == 400, answer
+    assert status == (404 if name == "model" else 400), answer  # no model is called x
 
 
 @fuzz

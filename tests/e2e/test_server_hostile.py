@@ -53,6 +53,7 @@ def test_minus_one_is_no_limit(server, settings):
         ({"max_completion_tokens": -2}, "max_completion_tokens is -2"),
         ({"seed": -1}, "seed is -1"),
         ({"stop": ["x"] * 65}, "stop has 65 strings: give at most 64"),
+        ({"stop": ["x", "y" * 1001]}, "stop has 1001 characters: give at most 1000"),
         ({"temperature": 1e400}, "temperature"),
         ({"top_k": 2**70}, "top_k"),
         ({"logit_bias": {"-1": 1}}, "'-1' is no token id"),

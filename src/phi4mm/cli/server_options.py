@@ -146,7 +146,9 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
             request_s=args.timeout,
         ),
         media=MediaAccess(
-            hosts=tuple(host.lower() for host in args.allow_media_url), path=args.media_path
+            hosts=tuple(host.lower() for host in args.allow_media_url),
+            path=args.media_path,
+            max_bytes=args.max_body << 20,
         ),
     )
 

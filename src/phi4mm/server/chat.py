@@ -32,7 +32,9 @@ async def chat_completions(request: Request) -> Response:
     tools = offered_tools(body)
 
     def make_prompt() -> Prompt:
-        return service.prompts.chat(messages_of(body, service.load_media, service.settings.limits))
+        messages = messages_of(body, service.load_media, service.settings.limits)
+        with service.at_work:
+            return service.prompts.chat(messages)
 
     def choice() -> Choice:
         parser = ToolCallParser(accept_bare=must_call(body)) if tools else None

@@ -55,7 +55,8 @@ def _prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[str 
 
 def _make_prompt(service: Service, prompt: str | list[int]) -> Prompt:
     if isinstance(prompt, str):
-        return service.prompts.raw(prompt)
+        with service.at_work:
+            return service.prompts.raw(prompt)
     n_vocab = service.tokenizer.n_vocab
     for id_ in prompt:
         if not 0 <= id_ < n_vocab:

@@ -111,10 +111,11 @@ async def tokenize(request: Request) -> Response:
 
 
 def _ids(service: Service, body: wire.TokenizeRequest) -> list[int]:
-    if not body.parse_special or not body.content:
-        service.prompts.require_room(len(body.content))
-        return service.tokenizer.encode(body.content)
-    chunks = service.prompts.raw(body.content).chunks
+    with service.at_work:
+        if not body.parse_special or not body.content:
+            service.prompts.require_room(len(body.content))
+            return service.tokenizer.encode(body.content)
+        chunks = service.prompts.raw(body.content).chunks
     return [id_ for chunk in chunks if isinstance(chunk, TextChunk) for id_ in chunk.ids]
 
 

@@ -130,11 +130,16 @@ def _read(
         blocks.append(block)
         n_bytes += len(block)
         if n_bytes > access.max_bytes:
-            raise MediaError(f"{kind} URL: longer than the limit of {access.max_bytes} bytes")
+            raise too_long(kind, access)
     _require_time(kind, access, deadline)
     if answer.length:
         raise MediaError(f"{kind} URL: the host broke off {answer.length} bytes before the end")
     return b"".join(blocks)
+
+
+def too_long(kind: str, access: MediaAccess) -> MediaError:
+    """The error for media that have more bytes than an upload may have."""
+    return MediaError(f"{kind} URL: longer than the limit of {access.max_bytes} bytes (--max-body)")
 
 
 def _require_time(kind: str, access: MediaAccess, deadline: float) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from phi4mm.errors import MediaError
-from phi4mm.server.media_fetch import fetch
+from phi4mm.server.media_fetch import fetch, too_long
 from phi4mm.server.settings import MediaAccess
 
 Kind = Literal["image", "audio"]
@@ -32,7 +32,7 @@ def load_media(url: str, kind: Kind, access: MediaAccess) -> bytes:
     if scheme in ("http", "https"):
         return fetch(url, kind, access)
     if scheme == "file":
-        return _from_file(url, kind, access.path)
+        return _from_file(url, kind, access)
     if scheme:
         raise MediaError(f"{kind} URL begins with {scheme}: give data:, http(s):// or base64")
     return from_base64(url, kind)
@@ -68,7 +68,8 @@ def _from_data_url(url: str, kind: Kind) -> bytes:
     return data
 
 
-def _from_file(url: str, kind: Kind, folder: Path | None) -> bytes:
+def _from_file(url: str, kind: Kind, access: MediaAccess) -> bytes:
+    folder = access.path
     if folder is None:
         raise MediaError(f"{kind} URL: files are off; the server needs --media-path for them")
     parts = urlsplit(url)
@@ -77,6 +78,12 @@ def _from_file(url: str, kind: Kind, folder: Path | None) -> bytes:
         resolved = path.resolve()
         if parts.netloc not in ("", "localhost") or not resolved.is_relative_to(folder.resolve()):
             raise MediaError(f"{kind} URL: the file is not in the server's media folder")
-        return resolved.read_bytes()
+        if not resolved.is_file():  # nor a pipe, which may never end
+            raise MediaError(f"{kind} URL: there is no such file in the server's media folder")
+        with resolved.open("rb") as file:
+            data = file.read(access.max_bytes + 1)
     except (OSError, ValueError):
         raise MediaError(f"{kind} URL: the file cannot be read") from None
+    if len(data) > access.max_bytes:
+        raise too_long(kind, access)
+    return data

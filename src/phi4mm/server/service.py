@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
 from functools import partial
+from threading import Semaphore
 from typing import BinaryIO, TypeVar
 
 from starlette.requests import Request
@@ -33,7 +34,8 @@ Made = TypeVar("Made")
 
 # Names that clients of other servers give to choose an adapter.  Here content chooses it.
 _ALIASES = ("vision", "speech")
-_PLAN_THREADS = 4
+# Most threads wait for media from elsewhere; only a few decode and tokenise at the same time.
+_THREADS, _AT_WORK = 64, 4
 
 
 class Service:
@@ -42,7 +44,8 @@ class Service:
     Attributes:
         settings: as the server was started.
         tokenizer: of the model.
-        prompts: makes prompts; for the thread pool.
+        prompts: makes prompts; for the thread pool, while ``at_work`` is held.
+        at_work: held by threads that compute, not by those that wait for a host.
         engine: the engine child.
         metrics: counters.
     """
@@ -68,7 +71,8 @@ class Service:
         )
         self.engine = EngineClient(settings.bundle, settings.engine)
         self.metrics = Metrics()
-        self._pool = ThreadPoolExecutor(_PLAN_THREADS, "plan")
+        self.at_work = Semaphore(_AT_WORK)
+        self._pool = ThreadPoolExecutor(_THREADS, "plan")
 
     async def close(self) -> None:
         """Stop the engine and close the files."""
@@ -135,7 +139,8 @@ class Service:
         self, makers: Sequence[Callable[[], Prompt]], sampling: SamplingParams
     ) -> list[Prompt]:
         if sampling.json_schema is not None:
-            self._schemas.compile(sampling.json_schema)
+            with self.at_work:
+                self._schemas.compile(sampling.json_schema)
         return [self.fitting(make()) for make in makers]
 
     def fitting(self, prompt: Prompt) -> Prompt:

@@ -60,7 +60,7 @@ class MediaAccess:
     Attributes:
         hosts: names that http(s) URLs may point to; "*" for any.  Empty: none.
         path: folder that ``file://`` URLs may point into.
-        max_bytes: of one download.
+        max_bytes: of one download or file.
         timeout_s: for one download as a whole.
     """
 

@@ -155,7 +155,7 @@ def sampling_of(request: wire.ChatRequest | wire.CompletionRequest) -> SamplingP
         raise SettingError(limit_name, error.problem) from None
 
 
-_MOST_STOPS = 64
+_MOST_STOPS, _LONGEST_STOP = 64, 1000
 _SAME_NAMES = (
     "temperature", "top_p", "top_k", "min_p", "seed",
     "presence_penalty", "frequency_penalty", "repetition_penalty",
@@ -167,6 +167,8 @@ def _stops(stop: str | list[str] | None) -> tuple[str, ...]:
     stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
     if len(stops) > _MOST_STOPS:
         raise SettingError("stop", f"has {len(stops)} strings: give at most {_MOST_STOPS}")
+    if (longest := max(map(len, stops), default=0)) > _LONGEST_STOP:
+        raise SettingError("stop", f"has {longest} characters: give at most {_LONGEST_STOP}")
     return stops
 
 
