@@ -130,6 +130,8 @@ def _write_sets(folder: Path, picture: Image.Image, samples: np.ndarray, rate: i
     picture.save(folder / "photos" / "a.png")
     line = '{"image": "chart.png", "question": "How many?", "answers": ["2"]}\n'
     (folder / "charts.jsonl").write_text(line)
+    line = '{"image": "chart.png", "prompt": "How many?", "answer": "2"}\n'
+    (folder / "asked.jsonl").write_text(line)
 
 
 N_CTX = 4096  # what the tiny model was made for
@@ -146,6 +148,7 @@ SHORTER = {
     "perplexity": {"-t": "1"},
     "imatrix": {"-t": "1"},
     "quantize": {"-t": "1"},
+    "compare": {"-t": "1"},
 }
 SHIM = """\
 #!{python}
