@@ -160,7 +160,7 @@ def run_client(
             tally.note(outcome, question, time.monotonic() - began, answer)
         else:
             tally.note(str(status), question, 0, answer)
-            time.sleep(random.random())
+            time.sleep(2 * random.random())  # impatient: Retry-After asks for more
 
 
 def engine_pid(pid: int) -> int | None:
