@@ -401,6 +401,7 @@ def test_a_merged_adapter_cannot_be_switched_off(
         ([SET, "--limit", 0], "--limit is 0"),
         ([SET, "-np", 0], "-np/--parallel is 0"),
         ([SET, "--engines", 0], "--engines is 0"),
+        ([SET, "--engines", 9999], "--engines is 9999, must be 1 to 64"),
     ],
 )
 def test_bad_settings_are_refused(sample: Sample, flags: list[object], message: str) -> None:

@@ -34,6 +34,7 @@ examples:
   phi4mm eval sample held-out -m sample-q4 --adapter on -o q4.json
 """
 _DEFAULT_SLOTS = 4
+_MAX_ENGINES = 64  # one a core helps; each takes memory of its own
 
 
 def add_parser(tasks: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -111,8 +112,8 @@ def run(args: argparse.Namespace) -> int:
 def _params(args: argparse.Namespace) -> EngineParams:
     from phi4mm.engine.parameters import EngineParams
 
-    if args.engines < 1:
-        raise InputError(f"--engines is {args.engines}, must be at least 1")
+    if not 1 <= args.engines <= _MAX_ENGINES:
+        raise InputError(f"--engines is {args.engines}, must be 1 to {_MAX_ENGINES}")
     return EngineParams(
         n_ctx=args.ctx_size,
         n_threads=args.threads,
