@@ -89,6 +89,7 @@ def add_parser(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> No
 
 def run(args: argparse.Namespace) -> int:
     """Transcribe everything; what failed is told at the end, and makes the exit code 2."""
+    from phi4mm.modality import mode_of
     from phi4mm.transcribe.formats import SUFFIXES
     from phi4mm.transcribe.job import plan_jobs
     from phi4mm.transcribe.piece import PieceParams
@@ -100,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             f"{len(jobs)} recordings make {len(jobs)} {args.format} files: give -o DIR"
         )
-    with open_model(args, keep_embeddings=False) as model:  # no piece comes twice
+    mode = mode_of(n_images=0, n_audios=1)
+    with open_model(args, keep_embeddings=False, mode=mode) as model:  # no piece comes twice
         transcriber = Transcriber(_interruptible(model), task, pieces)
         work = _Work(model, transcriber, task, args.format, show_names=len(jobs) > 1)
         failures = _run_all(jobs, work, force=args.force)
