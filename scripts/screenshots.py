@@ -26,7 +26,7 @@ from rich.text import Text
 
 from phi4mm.cli.options import sample_bundle
 
-COLUMNS, ROWS = 84, 120
+COLUMNS, ROWS = 100, 120
 PORT = 8399
 MEDIA = sample_bundle() / "media"
 
@@ -78,7 +78,7 @@ def server() -> Iterator[str]:
 
 
 def ask(page: Page, text: str, file: Path) -> None:
-    """One turn with a picture or a clip."""
+    """One turn with a file."""
     page.set_input_files("#files", [str(file)])
     expect(page.locator("#media button")).to_have_count(1)
     page.fill("#text", text)
@@ -87,14 +87,13 @@ def ask(page: Page, text: str, file: Path) -> None:
 
 
 def draw_page(path: Path) -> None:
-    """A conversation about a picture and a clip, as the browser shows it."""
+    """A question about a picture, as the browser shows it."""
     chromium = shutil.which("chromium") or shutil.which("chromium-browser")
     with server() as address, sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 900, "height": 760})
         page.goto(address)
         ask(page, "Read the text in the picture.", MEDIA / "picture.png")
-        ask(page, "", MEDIA / "clip.flac")
         page.screenshot(path=path)
         browser.close()
 

@@ -11,7 +11,7 @@ from .picture_data import Picture, printed
 from .shape_data import shape_question, shapes_picture
 from .vocabulary import Split, prompt, vocabulary
 
-SHAPES = 0.25
+SHAPES = 0.4
 Size = tuple[int, int]
 # Sizes of pictures in pixels and how often they come.
 SIZES: dict[Size, float] = {

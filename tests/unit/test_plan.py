@@ -31,6 +31,13 @@ def plan_json(bundle: Path, *flags: object) -> dict:
     return json.loads(done.stdout)
 
 
+def measured_peak(bundle: Bundle, params: EngineParams, workload: Workload) -> int:
+    """The largest of three: the peak is sampled, and a busy machine may let one pass unseen."""
+    found = [measure_footprint(bundle, params, workload) for _ in range(3)]
+    assert all(footprint.anonymous_bytes is not None for footprint in found)
+    return max((f.anonymous_bytes or 0) + f.mapped_bytes for f in found)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kv_type", ["f32", "f16"])
 def test_the_plan_is_within_5_percent_of_the_measured_peak(tiny_path: Path, kv_type: str) -> None:
@@ -39,9 +46,7 @@ def test_the_plan_is_within_5_percent_of_the_measured_peak(tiny_path: Path, kv_t
     with Bundle.open(tiny_path) as bundle:
         assert bundle.vision is not None
         workload = Workload((600, 1400), largest_picture(bundle.vision, N_CTX), 30.0)
-        measured = measure_footprint(bundle, params, workload)
-    assert measured.anonymous_bytes is not None
-    total = measured.anonymous_bytes + measured.mapped_bytes
+        total = measured_peak(bundle, params, workload)
     assert plan["n_bytes"] == pytest.approx(total, rel=0.05)
     # the control: a plan that forgot the long context would be too far off
     forgotten = sum(i["n_bytes"] for i in plan["items"] if "long context" in i["name"])
