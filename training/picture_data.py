@@ -27,6 +27,8 @@ CELL_WORDS = [
     *vocabulary()["colours"],
     *vocabulary()["shapes"],
 ]
+# Said beside a digit, and beside a colour.
+BESIDE = (".", *vocabulary()["shapes"])
 CELL_CLASSES = {text: index + 1 for index, text in enumerate(CELL_WORDS)}
 SLOTS_PER_CELL = 2
 ALONE = 0.15  # share of printed pictures with a single word

@@ -1,16 +1,16 @@
 """What a soft token says, in the decoder's own embedding space.
 
-A soft token that stands for a word is to lie where the decoder has that word's embedding; one
-that holds several characters of a number is the sum of theirs, each later one turned by a fixed
-rotation of its own; one that says nothing lies where a special token does that no text holds (not
-at zero: the decoder's norms blow up whatever noise is left there). Both sides of the link are
-trained against this agreement, apart from each other: the adapter on ideal soft tokens, without
-an encoder; the encoder and its projector towards them, without the decoder.
+A soft token that stands for a word or a digit is to lie where the decoder has its embedding; one
+that says two things at once is the sum of theirs; one that says nothing lies where a special token
+does that no text holds (not at zero: the decoder's norms blow up whatever noise is left there).
+Both sides of the link are trained against this agreement, apart from each other: the adapter on
+ideal soft tokens, without an encoder; the encoder and its projector towards them, without the
+decoder.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -21,7 +21,6 @@ from .tokenizer import AUDIO, Tokenizer
 
 BLANK = AUDIO
 EMPTY_WEIGHT = 0.2
-_SEED = 11
 _STRAIGHT = 3.0  # standard deviations to the right of zero
 _RIDGE = 1e-4
 
@@ -34,34 +33,37 @@ def _row(model: SampleModel, tokenizer: Tokenizer, text: str) -> Tensor:
     return torch.stack([model.table[i] for i in ids]).mean(0)
 
 
-def _rotations(n: int, width: int) -> Tensor:
-    """The identity, then random rotations; the same in every stage."""
-    rng = torch.Generator().manual_seed(_SEED)
-    later = [torch.linalg.qr(torch.randn(width, width, generator=rng))[0] for _ in range(n - 1)]
-    return torch.stack([torch.eye(width), *later])
-
-
 class SoftSpace(nn.Module):
-    """Classes of texts (0: nothing) and the places they have in the embedding space."""
+    """Classes of texts (0: nothing) and the places they have in the embedding space.
+
+    beside: those of the texts that are said beside another one, in a second slot; the others are
+    said in the first.
+    """
 
     rows: Tensor  # [1 + texts, width], the first zero
     blank: Tensor  # [width]
-    rotations: Tensor  # [slots, width, width]
+    foreign: Tensor  # [slots, 1 + texts] bool: texts of the other slot
 
     def __init__(
-        self, model: SampleModel, tokenizer: Tokenizer, texts: Sequence[str], slots: int = 1
+        self,
+        model: SampleModel,
+        tokenizer: Tokenizer,
+        texts: Sequence[str],
+        beside: Collection[str] = (),
     ) -> None:
         super().__init__()
         rows = [torch.zeros(model.table.shape[1]), *(_row(model, tokenizer, t) for t in texts)]
         self.register_buffer("rows", torch.stack(rows).detach())
         self.register_buffer("blank", model.table[tokenizer.specials[BLANK]].detach().clone())
-        self.register_buffer("rotations", _rotations(slots, model.table.shape[1]))
+        second = torch.tensor([text in beside for text in texts])
+        foreign = torch.stack([second, ~second] if beside else [second])
+        self.register_buffer("foreign", F.pad(foreign, (1, 0)))
         self.scale = nn.Parameter(torch.tensor(12.0))
-        self.empty = nn.Parameter(torch.full((slots,), 6.0))
+        self.empty = nn.Parameter(torch.full((len(foreign),), 6.0))
 
     def ideal(self, classes: Tensor) -> Tensor:
         """Soft tokens that say exactly this. [..., slots] -> [..., width]."""
-        said = torch.einsum("...sd,sde->...e", self.rows[classes], self.rotations)
+        said = self.rows[classes].sum(-2)
         return torch.where((classes > 0).any(-1, keepdim=True), said, self.blank)
 
     def expected(self, shares: Tensor) -> Tensor:
@@ -70,9 +72,12 @@ class SoftSpace(nn.Module):
 
     def scores(self, soft: Tensor) -> Tensor:
         """Logits of what soft tokens say. [..., width] -> [..., slots, classes]."""
-        seen = torch.einsum("...e,sde->...sd", soft, self.rotations)
-        words = self.scale * (seen @ self.rows[1:].T)
-        return torch.cat([self.empty[:, None].expand(*words.shape[:-1], 1), words], -1)
+        said = (self.scale * (soft @ self.rows.T))[..., None, :].repeat_interleave(
+            len(self.foreign), -2
+        )
+        said = said.masked_fill(self.foreign, -torch.inf)
+        empty = self.empty[:, None].expand(*said.shape[:-1], 1)
+        return torch.cat([empty, said[..., 1:]], -1)
 
     def distance(self, soft: Tensor, ideal: Tensor) -> Tensor:
         """Distance per soft token in units of an embedding's length: squared where small, plain

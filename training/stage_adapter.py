@@ -21,7 +21,7 @@ from .initial import adapter_parameters
 from .loop import Group, Schedule
 from .model import SampleModel, pad_answers
 from .picture_batch import said
-from .picture_data import CELL_WORDS, SLOTS_PER_CELL
+from .picture_data import BESIDE, CELL_WORDS
 from .prompting import Conversation
 from .question_data import Question, draw_size, question
 from .soft_space import SoftSpace
@@ -99,7 +99,7 @@ class AdapterStage:
     def __init__(self, adapter: str, talk: Conversation, schedule: Schedule) -> None:
         self.name, self.adapter, self.schedule = f"{adapter}_adapter", adapter, schedule
         self.talk, self.model, self.g = talk, talk.model, talk.model.g.vision
-        self.cells = SoftSpace(self.model, talk.tokenizer, CELL_WORDS, SLOTS_PER_CELL)
+        self.cells = SoftSpace(self.model, talk.tokenizer, CELL_WORDS, BESIDE)
         self.clips = IdealClips(talk)
         self.newline = fixed(self.model, talk.tokenizer, NEWLINE)
         self.separator = fixed(self.model, talk.tokenizer, SEPARATOR)

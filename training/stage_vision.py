@@ -19,7 +19,7 @@ from .evaluate import evaluate_pictures
 from .initial import adapter_parameters
 from .loop import Group, Schedule, saved_heads
 from .picture_batch import PictureBatch, draw_batch
-from .picture_data import CELL_WORDS, SLOTS_PER_CELL
+from .picture_data import BESIDE, CELL_WORDS
 from .prompting import Conversation
 from .soft_space import EMPTY_WEIGHT, SoftSpace, fit_projector
 from .speech_synthesis import spoken_form
@@ -61,7 +61,7 @@ class VisionStage:
         torch.manual_seed(5)
         self.heads = ReadingHeads(self.model.g.vision.n_embd)
         self.heads.load_state_dict(saved_heads(run_dir, after))
-        self.space = SoftSpace(self.model, talk.tokenizer, CELL_WORDS, SLOTS_PER_CELL)
+        self.space = SoftSpace(self.model, talk.tokenizer, CELL_WORDS, BESIDE)
         self.clips = IdealClips(talk)
         self.newline = fixed(self.model, talk.tokenizer, NEWLINE)
         self.separator = fixed(self.model, talk.tokenizer, SEPARATOR)
