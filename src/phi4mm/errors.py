@@ -73,7 +73,8 @@ class PromptTooLong(InputError):
     """The prompt needs more positions than the context has.
 
     Attributes:
-        n_tokens: tokens the prompt needs, soft tokens of media included.
+        n_tokens: tokens the prompt needs, soft tokens of media included; or how many it needs at
+            least, where its text is too long to be worth tokenising.
         n_ctx: positions the context has for one sequence.
     """
 

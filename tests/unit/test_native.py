@@ -22,8 +22,6 @@ from tiny_decoder import (  # noqa: F401 (fixtures)
     model_fixture,
     model_path_fixture,
     tensors_fixture,
-    weights,
-    write_adapter,
     write_decoder,
 )
 

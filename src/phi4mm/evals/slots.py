@@ -11,7 +11,6 @@ from typing import TypeAlias
 
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.engine import AdapterChoice, Engine
-from phi4mm.engine.event import Event
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.errors import InputError
 from phi4mm.evals.manifest import Item
@@ -116,8 +115,7 @@ class SlotAsker:
 
     def _step(self, running: dict[int, _Running]) -> Iterator[tuple[int, Said]]:
         """Compute a little for everyone; the answers that are complete with it."""
-        events: list[tuple[int, Event]] = self._engine.step()
-        for request_id, event in events:
+        for request_id, event in self._engine.step():
             running[request_id].texts.append(event.text)
             if event.finish_reason is not None:
                 done = running.pop(request_id)

@@ -121,7 +121,11 @@ def open_decoder(path: Path) -> DecoderPart:
 
 
 def check_decoder(file: GGUFFile) -> DecoderPart:
-    """The same for a file that is open."""
+    """Check a decoder file that is open.
+
+    Raises:
+        ModelFileError: libllama could not load it, or it is none of this model.
+    """
     _require_role(file, "decoder")
     check_vocabulary(file.metadata)
     hparams = DecoderHParams.from_metadata(file.metadata)
@@ -141,7 +145,11 @@ def open_mmproj(path: Path) -> MmprojPart:
 
 
 def check_mmproj(file: GGUFFile) -> MmprojPart:
-    """The same for a file that is open."""
+    """Check an mmproj file that is open.
+
+    Raises:
+        ModelFileError: our graphs could not run it.
+    """
     _require_role(file, "mmproj")
     metadata = file.metadata
     if not is_own(metadata):
@@ -170,7 +178,11 @@ def open_adapter(path: Path, decoder: DecoderPart) -> AdapterPart:
 
 
 def check_adapter(file: GGUFFile, decoder: DecoderPart) -> AdapterPart:
-    """The same for a file that is open."""
+    """Check an adapter file that is open, for a decoder.
+
+    Raises:
+        ModelFileError: libllama could not load it for this decoder.
+    """
     _require_role(file, "adapter")
     hparams = AdapterHParams.from_metadata(file.metadata, _rank(file))
     try:

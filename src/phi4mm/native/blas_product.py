@@ -51,7 +51,16 @@ class BlasProducts:
         )
 
     def add(self, context: Any, weight: Any, x: Any) -> Any:
-        """Add a product, of contiguous rows, to a graph; returns its tensor."""
+        """Add a product to a graph.
+
+        Args:
+            context: the graph's.
+            weight: ne=[n_in, n_out], of any type that weights have.
+            x: contiguous float32, ne=[n <= n_in, ...].
+
+        Returns:
+            The product's tensor, ne=[n_out, ...].
+        """
         ffi, lib = self._library.ffi, self._library.lib
         sources = ffi.new("struct ggml_tensor *[]", [weight, x])
         ne = (weight.ne[1], *x.ne[1:4])
