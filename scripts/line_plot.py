@@ -34,9 +34,9 @@ def write_plot(path: Path, title: str, x_name: str, y_name: str, lines: dict[str
     ]
     for step in range(5):
         y = highest * step / 4
-        left, level = place(xs[0], y)[1], LEFT
-        parts.append(_line(LEFT, left, WIDTH - RIGHT, left))
-        parts.append(_text(level - 6, left + 4, f"{y:.3g}", "end"))
+        level = place(xs[0], y)[1]
+        parts.append(_line(LEFT, level, WIDTH - RIGHT, level))
+        parts.append(_text(LEFT - 6, level + 4, f"{y:.3g}", "end"))
     for x in xs:
         across, bottom = place(x, 0)
         parts.append(_text(across, bottom + 16, f"{x:g}", "middle"))

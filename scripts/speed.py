@@ -383,7 +383,6 @@ def measure_encoders(bench: Bench, budget: Budget, peak: Peak) -> dict[str, Any]
     """Seconds of each picture and clip."""
     table: Seconds = {}
     bundle, limits = bench.bundle, {}
-    prefers = ProductChoice.__call__
     names = []
     with bench.engine(512) as engine:
         for _ in budget.rounds():
@@ -401,9 +400,8 @@ def measure_encoders(bench: Bench, budget: Budget, peak: Peak) -> dict[str, Any]
                     assert bundle.mmproj is not None
                     crop_s = peak.least_s(crop_work(bundle.vision, bundle.mmproj.file))
                     limits[f"{name}, s"] = share * crop_s
-                    ProductChoice.__call__ = never  # type: ignore[method-assign]
-                    seconds = timed(lambda s=size: engine.encode(bench.picture(*s)))
-                    ProductChoice.__call__ = prefers  # type: ignore[method-assign]
+                    with ggml_products():
+                        seconds = timed(lambda s=size: engine.encode(bench.picture(*s)))
                     note(table, f"{name} with ggml's products", seconds)
                     if bench.torch is not None:
                         note(table, f"{name} in torch", bench.torch.vision(1 + plan.n_crops))
@@ -414,9 +412,8 @@ def measure_encoders(bench: Bench, budget: Budget, peak: Peak) -> dict[str, Any]
                 assert bundle.mmproj is not None
                 work = sound_work(bundle.audio, bundle.mmproj.file, CLIP_S)
                 limits[f"{name}, s"] = peak.least_s(work)
-                ProductChoice.__call__ = never  # type: ignore[method-assign]
-                seconds = timed(lambda: engine.encode(bench.sound(CLIP_S), "speech"))
-                ProductChoice.__call__ = prefers  # type: ignore[method-assign]
+                with ggml_products():
+                    seconds = timed(lambda: engine.encode(bench.sound(CLIP_S), "speech"))
                 note(table, f"{name} with ggml's products", seconds)
                 if bench.torch is not None:
                     note(table, f"{name} in torch", bench.torch.audio(round(CLIP_S * 100)))
@@ -430,9 +427,15 @@ def measure_encoders(bench: Bench, budget: Budget, peak: Peak) -> dict[str, Any]
     return {"seconds": table, "limits": limits, "ratios": ratios}
 
 
-def never(_self: ProductChoice, _type: int) -> bool:
-    """No product by OpenBLAS."""
-    return False
+@contextmanager
+def ggml_products() -> Iterator[None]:
+    """No product by OpenBLAS inside the block."""
+    prefers_blas = ProductChoice.__call__
+    ProductChoice.__call__ = lambda _self, _type: False  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        ProductChoice.__call__ = prefers_blas  # type: ignore[method-assign]
 
 
 # ---- again
@@ -441,11 +444,8 @@ def never(_self: ProductChoice, _type: int) -> bool:
 def measure_again(bench: Bench, budget: Budget) -> dict[str, Any]:
     """Time to the first token of the first and the second request."""
     table: Seconds = {}
-    sentence, n_ctx = (
-        "Answer shortly and say what you see. ",
-        bench.bundle.decoder.hparams.n_ctx_orig,
-    )
-    n_ctx = min(4096, n_ctx)
+    sentence = "Answer shortly and say what you see. "
+    n_ctx = min(4096, bench.bundle.decoder.hparams.n_ctx_orig)
     system = sentence * min(60, n_ctx // 2 // len(bench.tokenizer.encode(sentence)))
     with bench.engine(n_ctx) as engine:
         for number in budget.rounds():
