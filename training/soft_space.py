@@ -59,7 +59,7 @@ class SoftSpace(nn.Module):
         foreign = torch.stack([second, ~second] if beside else [second])
         self.register_buffer("foreign", F.pad(foreign, (1, 0)))
         self.scale = nn.Parameter(torch.tensor(12.0))
-        self.empty = nn.Parameter(torch.full((len(foreign),), 6.0))
+        self.nothing = nn.Parameter(torch.zeros(len(foreign)))
 
     def ideal(self, classes: Tensor) -> Tensor:
         """Soft tokens that say exactly this. [..., slots] -> [..., width]."""
@@ -71,13 +71,13 @@ class SoftSpace(nn.Module):
         return shares @ self.rows + shares[..., :1] * self.blank
 
     def scores(self, soft: Tensor) -> Tensor:
-        """Logits of what soft tokens say. [..., width] -> [..., slots, classes]."""
-        said = (self.scale * (soft @ self.rows.T))[..., None, :].repeat_interleave(
-            len(self.foreign), -2
-        )
-        said = said.masked_fill(self.foreign, -torch.inf)
-        empty = self.empty[:, None].expand(*said.shape[:-1], 1)
-        return torch.cat([empty, said[..., 1:]], -1)
+        """Logits of what soft tokens say, the likelier the nearer. [..., width] -> [..., slots,
+        classes]."""
+        places = torch.cat([self.blank[None], self.rows[1:]])
+        near = self.scale * (soft @ places.T - places.square().sum(-1) / 2)
+        said = near[..., None, 1:].masked_fill(self.foreign[:, 1:], -torch.inf)
+        nothing = F.pad(near[..., :1], (0, len(self.foreign) - 1)) + self.nothing
+        return torch.cat([nothing[..., None], said], -1)
 
     def distance(self, soft: Tensor, ideal: Tensor) -> Tensor:
         """Distance per soft token in units of an embedding's length: squared where small, plain
