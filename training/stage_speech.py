@@ -29,6 +29,7 @@ from .vocabulary import prompt
 TOKENS_PER_BATCH = 420
 BATCHES_PER_BLOCK = 25
 ADAPTER = "speech"
+LINKING = 0.4  # share of the steps in which the projection learns alone, without the decoder
 
 
 class SpeechStage:
@@ -47,6 +48,7 @@ class SpeechStage:
         self.phrases = Clips(run_dir, "train", "phrase")
         self.questions = Clips(run_dir, "train", "question")
         self.held_out = Clips(run_dir, "dev", "phrase")
+        self.step = 0
         self._fit()
 
     @torch.no_grad()
@@ -64,7 +66,7 @@ class SpeechStage:
     def groups(self) -> list[Group]:
         projection = list(self.audio.audio_projection[ADAPTER].parameters())
         adapter = adapter_parameters(self.model, ADAPTER)
-        return [Group(projection, 0.5), Group(adapter), Group(list(self.space.parameters()))]
+        return [Group(projection), Group(adapter), Group(list(self.space.parameters()))]
 
     def _utterance(self, rng: random.Random) -> Utterance:
         kind = rng.random()
@@ -80,7 +82,7 @@ class SpeechStage:
         return (self.questions if kind < 0.45 else self.phrases).draw(rng)
 
     def batches(self, step: int) -> Iterator[SpeechBatch]:
-        rng = random.Random(f"{self.name} {step}")
+        rng, self.step = random.Random(f"{self.name} {step}"), step
         utterances = [self._utterance(rng) for _ in range(400)]
         for group in grouped(utterances, rng, TOKENS_PER_BATCH)[:BATCHES_PER_BLOCK]:
             yield make_batch(group, rng, 1.0)
@@ -94,10 +96,12 @@ class SpeechStage:
         said = self.space.scores(soft)[..., 0, :].log_softmax(-1)
         link = F.kl_div(said.flatten(0, 1), heard.flatten(0, 1), reduction="batchmean")
         distance = self.space.distance(soft, self.space.expected(heard)).mean()
+        figures = {"ctc": ctc.item(), "link": link.item(), "distance": distance.item()}
+        if self.step < LINKING * self.schedule.steps:
+            return link + distance, figures
         prompts = self.talk.user([soft], [prompt("clip")] * len(soft))
         answer = self.model.answer_loss(*self.talk.targets(prompts, batch.texts), ADAPTER)
-        figures = {"answer": answer.loss.item(), "right": answer.accuracy, "ctc": ctc.item()}
-        figures.update(link=link.item(), distance=distance.item())
+        figures.update(answer=answer.loss.item(), right=answer.accuracy)
         return answer.loss + 0.3 * (link + distance), figures
 
     def evaluate(self, n: int) -> dict[str, Any]:
