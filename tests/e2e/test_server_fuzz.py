@@ -24,14 +24,22 @@ def send():
     server.wait_ready()
     connection = http.client.HTTPConnection(server.url.removeprefix("http://"), timeout=60)
 
-    def post(path, body, content_type="application/json"):
+    def ask(path, body, content_type):
         try:
             connection.request("POST", path, body, {"Content-Type": content_type})
             answer = connection.getresponse()
             return answer.status, answer.read()
-        except http.client.HTTPException:
+        except (OSError, http.client.HTTPException):
             connection.close()
             raise
+
+    def post(path, body, content_type="application/json"):
+        try:
+            return ask(path, body, content_type)
+        except ConnectionError:
+            # The server closes a connection that was idle for seconds, as it may have been here
+            # while bodies were made up. What brings the server down does so on a new one, too.
+            return ask(path, body, content_type)
 
     yield post
     connection.close()
