@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import resource
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
-
 from phi4mm.cli.main import main
 from phi4mm.cli.options import sample_bundle
 from phi4mm.modelfile.bundle import Bundle
-from phi4mm.modelfile.reader import GGUFFile
 
 _PLACES = [
     (first, second, third)
@@ -52,18 +48,3 @@ def largest_file(n_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def damaged(folder: Path, out: Path, tensor: str) -> Path:
-    """A copy of a bundle in which a tensor of F32 is NaN throughout."""
-    shutil.copytree(folder, out)
-    for path in out.glob("*.gguf"):
-        with GGUFFile.open(path) as file:
-            stored = bytes(file.raw(tensor)) if tensor in file.tensors else None
-        if stored is not None:
-            content = path.read_bytes()
-            assert content.count(stored) == 1
-            nan = np.full(len(stored) // 4, np.nan, np.float32).tobytes()
-            path.write_bytes(content.replace(stored, nan))
-            return out
-    raise LookupError(tensor)

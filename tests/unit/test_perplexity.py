@@ -8,8 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from measured import TEXT, damaged, run
+from measured import TEXT, run
 
+from damaged_bundle import damaged
 from parity.fixtures import BundleDir, OpenModel
 from phi4mm.errors import InputError
 from phi4mm.evals import log_probs

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from measured import damaged, run
+from measured import run
 
+from damaged_bundle import damaged
 from parity.fixtures import BundleDir, CheckpointDir
 from phi4mm.api import Phi4MM
 from phi4mm.convert.checkpoint import open_checkpoint

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
 
 from phi4mm.engine.context_plan import ContextPlan
 from phi4mm.engine.parameters import EngineParams
 from phi4mm.engine.slot import MAX_LOGIT_ROWS
 from phi4mm.engine.slot_pool import SlotPool
-from phi4mm.errors import InputError
+from phi4mm.errors import InputError, ModelFileError
 from phi4mm.modality import Adapter as AdapterName
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.native.abort import AbortFlag
@@ -33,10 +37,23 @@ def context_params(params: EngineParams, n_ctx: int, n_slots: int) -> ContextPar
     )
 
 
+def require_numbers(path: Path, values: npt.NDArray[np.float32]) -> None:
+    """Refuse what the weights of a damaged file compute.
+
+    Raises:
+        ModelFileError: a value is NaN or infinite; it names the file at ``path``.
+    """
+    if not np.isfinite(values).all():
+        raise ModelFileError(
+            f"{path}: computes NaN or infinite logits: some weights are damaged; convert it again"
+        )
+
+
 class Decoder:
     """Owns the model, the adapters and both contexts; closes them in a safe order.
 
     Attributes:
+        path: the decoder's file.
         short: the slots with the short RoPE factors.
         long: the slots with the long ones, or None where no sequence can get that long.
     """
@@ -55,10 +72,11 @@ class Decoder:
         Raises:
             NativeError: the native library refuses a file or lacks the memory.
         """
+        self.path = bundle.decoder.path
         self._abort_flag = abort_flag
         self._merged_adapter = bundle.decoder.hparams.merged_adapter
         with ExitStack() as stack:
-            self._model = stack.enter_context(Model(bundle.decoder.path, offload=params.offload))
+            self._model = stack.enter_context(Model(self.path, offload=params.offload))
             self._adapters = {
                 name: stack.enter_context(Adapter(self._model, part.path))
                 for name, part in bundle.adapters.items()

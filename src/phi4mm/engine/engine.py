@@ -19,7 +19,7 @@ from phi4mm.encoders.steps import finish
 from phi4mm.engine.answer import Answer
 from phi4mm.engine.chunk_size import ChunkSize
 from phi4mm.engine.context_plan import ContextPlan
-from phi4mm.engine.decoder import Decoder
+from phi4mm.engine.decoder import Decoder, require_numbers
 from phi4mm.engine.encoding import MediaEncoder
 from phi4mm.engine.event import Event
 from phi4mm.engine.grammar import SchemaCompiler
@@ -129,6 +129,7 @@ class Engine:
         Raises:
             Cancelled: ``interrupt`` was called; all requests are dropped.
             NativeError: the native library failed; all requests are dropped.
+            ModelFileError: the decoder does not compute numbers; all requests are dropped.
         """
         try:
             self._scheduler.admit()
@@ -156,6 +157,7 @@ class Engine:
         Raises:
             Cancelled: ``interrupt`` was called.
             NativeError: the native library failed.
+            ModelFileError: the decoder does not compute numbers.
         """
         self._abort_flag.clear()
         return self._events(prompt, sampling)
@@ -235,6 +237,7 @@ class Engine:
         A sequence that outgrows the original context is computed again from its start, since all
         its keys were rotated with the short factors (docs/model.md, "RoPE").
         """
+        require_numbers(self._decoder.path, logits.max())  # NaN if any of them is
         event = request.answer.next_event(logits)
         if event.finish_reason is not None:
             self._scheduler.remove(request.id)

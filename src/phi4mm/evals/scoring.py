@@ -13,8 +13,9 @@ from pathlib import Path
 
 import numpy as np
 
+from phi4mm.engine.decoder import require_numbers
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.errors import InputError, ModelFileError
+from phi4mm.errors import InputError
 from phi4mm.evals.log_probs import Ids, Rows, log_softmax
 from phi4mm.modelfile import keys
 from phi4mm.modelfile.bundle import Bundle
@@ -194,8 +195,5 @@ def score_rows(path: Path, logits: Rows, targets: Ids) -> ScoredRows:
         ModelFileError: the model does not compute numbers.
     """
     log_probs = log_softmax(logits)
-    if not np.isfinite(log_probs[np.arange(len(targets)), targets]).all():
-        raise ModelFileError(
-            f"{path}: computes NaN or infinite logits: some weights are damaged; convert it again"
-        )
+    require_numbers(path, log_probs[np.arange(len(targets)), targets])
     return ScoredRows(log_probs, targets)

@@ -15,7 +15,7 @@ from phi4mm.engine.engine import Engine
 from phi4mm.engine.event import Event
 from phi4mm.engine.loading import loaded_engine
 from phi4mm.engine.parameters import EngineParams
-from phi4mm.errors import InputError, Overloaded
+from phi4mm.errors import InputError, ModelFileError, Overloaded
 from phi4mm.prompt.tokenizer import Tokenizer
 from phi4mm.server.protocol import (
     Cancel,
@@ -127,7 +127,13 @@ class _Worker:
         self._outbox.send(self._progress(()))
 
     def _step(self) -> None:
-        events = tuple((self._theirs[ours], event) for ours, event in self._engine.step())
+        try:
+            events = tuple((self._theirs[ours], event) for ours, event in self._engine.step())
+        except ModelFileError as error:  # a fresh process would compute no better
+            for id_ in list(self._ours):
+                self._outbox.send(Refused(id_, error))
+                self._forget(id_)
+            events = ()
         for id_, event in events:
             if event.finish_reason is not None:
                 self._forget(id_)

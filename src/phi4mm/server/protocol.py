@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from phi4mm.engine.event import Event
 from phi4mm.engine.parameters import SamplingParams
 from phi4mm.engine.slot_pool import SlotView
-from phi4mm.errors import InputError, Overloaded
+from phi4mm.errors import InputError, ModelFileError, Overloaded
 from phi4mm.prompt.chunk import Prompt
 
 
@@ -52,10 +52,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The engine does not take this one."""
+    """The engine does not take this one, or cannot go on with it."""
 
     id: int
-    error: InputError | Overloaded
+    error: InputError | Overloaded | ModelFileError
 
 
 @dataclass(frozen=True, slots=True)
