@@ -439,6 +439,32 @@ def history(arguments, call_id="call_1"):
     }
 
 
+def test_a_call_without_arguments(server):
+    """Clients send "" where the model called a tool that takes none."""
+    prompts = [server.request("/apply-template", history(text))[1]["prompt"] for text in ("", "{}")]
+    assert prompts[0] == prompts[1]
+    assert server.request("/v1/chat/completions", history("") | {"max_tokens": 1})[0] == 200
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "assistant", "content": None, "refusal": "I will not."},
+        {"role": "assistant", "content": [{"type": "refusal", "refusal": "I will not."}]},
+    ],
+)
+def test_a_refusal_in_the_history(server, message):
+    """It is what the assistant said, and stays in the prompt."""
+    messages = [{"role": "user", "content": "Why?"}, message, {"role": "user", "content": "Do!"}]
+    said = [*messages[:1], {"role": "assistant", "content": "I will not."}, *messages[2:]]
+    prompts = [
+        server.request("/apply-template", {"messages": these})[1]["prompt"]
+        for these in (messages, said)
+    ]
+    assert prompts[0] == prompts[1]
+    assert "I will not." in prompts[0]
+
+
 @pytest.mark.parametrize(
     ("body", "words"),
     [
@@ -455,6 +481,8 @@ def history(arguments, call_id="call_1"):
         (user([image("file:///etc/passwd")]), "files are off"),
         (user([image("ftp://host/a.png")]), "ftp"),
         (user([sound("")]), "0 bytes"),
+        (user([image("AAAA"), image("BBBB")]), "<image 1 of 2>"),
+        (user([sound("AAAA")]), "<audio bytes>"),
         (user([image("AAAA")] * 33), "33 pictures and clips: the limit is 32 (--max-media)"),
         ({"messages": [{"role": "system", "content": [image("AAAA")]}]}, "text only"),
         (user("x") | {"temperature": -1}, "temperature is -1"),

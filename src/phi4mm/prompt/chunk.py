@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
+from typing import TypeVar
 
 from phi4mm.errors import InputError, PromptTooLong
 from phi4mm.media.audio import AudioSource
 from phi4mm.media.image import ImageSource
+from phi4mm.media.source import is_data_url
 from phi4mm.modality import Mode, mode_of
 from phi4mm.modelfile.bundle import Bundle
 from phi4mm.prompt.media_memory import MediaMemory
@@ -36,6 +39,8 @@ from phi4mm.prompt.segment import (
     render_chat,
 )
 from phi4mm.prompt.tokenizer import Tokenizer
+
+_Source = TypeVar("_Source")
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,8 +226,8 @@ class PromptBuilder:
         if reason := self._bundle.missing_for(mode):
             raise InputError(reason)
         media: dict[MediumKind, list[Picture] | list[Sound]] = {
-            "image": [self.picture(source) for source in images],
-            "audio": [self.sound(source) for source in audios],
+            "image": [self.picture(source, name) for name, source in _named("image", images)],
+            "audio": [self.sound(source, name) for name, source in _named("audio", audios)],
         }
         return Prompt(tuple(self._chunks(segments, media)))
 
@@ -245,3 +250,11 @@ class PromptBuilder:
             elif isinstance(segment, Special):
                 strips = segment.token in self._tokenizer.strip_after
                 yield self._tokenizer.special_id(segment.token)
+
+
+def _named(kind: MediumKind, sources: Sequence[_Source]) -> Iterator[tuple[str | None, _Source]]:
+    """What messages call each: its place where there are several and it has no name of its own."""
+    for place, source in enumerate(sources, 1):
+        has_name = isinstance(source, (str, os.PathLike)) and not is_data_url(source)
+        is_clear = has_name or len(sources) == 1
+        yield None if is_clear else f"<{kind} {place} of {len(sources)}>", source

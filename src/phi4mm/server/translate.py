@@ -53,7 +53,10 @@ def messages_of(
 def _message(message: wire.ChatMessage, load: LoadMedia, call_ids: set[str]) -> Message:
     if message.tool_calls and message.role != "assistant":
         raise InputError(f"tool_calls belong to the assistant, not to the role {message.role}")
-    if message.content is None and not message.tool_calls:
+    content = message.content
+    if content is None and message.role == "assistant":
+        content = message.refusal
+    if content is None and not message.tool_calls:
         raise InputError("content is missing")
     if message.role == "tool" and message.tool_call_id not in call_ids:
         raise InputError(f"tool_call_id {message.tool_call_id!r} is no call made before")
@@ -62,19 +65,20 @@ def _message(message: wire.ChatMessage, load: LoadMedia, call_ids: set[str]) -> 
     call_ids.update(call.id for call in calls)
     return Message(
         role,
-        tuple(_parts(message.content or "", load)),
+        tuple(_parts(content or "", load)),
         tool_calls=tuple(_call(call.function) for call in calls),
     )
 
 
 def _call(function: wire.CalledFunction) -> ToolCall:
+    text = function.arguments or "{}"  # clients send "" for a call without arguments
     try:
-        arguments = json.loads(function.arguments)
+        arguments = json.loads(text)
     except (json.JSONDecodeError, RecursionError):
         arguments = None
     if not isinstance(arguments, dict):
         raise InputError(f"the arguments of {function.name!r} are no JSON object")
-    return ToolCall(function.name, function.arguments)
+    return ToolCall(function.name, text)
 
 
 def _parts(content: str | list[wire.Part], load: LoadMedia) -> list[Part]:
@@ -86,6 +90,8 @@ def _parts(content: str | list[wire.Part], load: LoadMedia) -> list[Part]:
 def _part(part: wire.Part, load: LoadMedia) -> Part:
     if isinstance(part, wire.TextPart):
         return TextPart(part.text)
+    if isinstance(part, wire.RefusalPart):
+        return TextPart(part.refusal)
     if isinstance(part, wire.ImagePart):
         return ImagePart(load(part.image_url.url, "image"))
     if isinstance(part, wire.AudioUrlPart):

@@ -65,6 +65,13 @@ class AudioUrlPart(WireModel):
     audio_url: Url
 
 
+class RefusalPart(WireModel):
+    """What the assistant said instead of an answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+
 # More than any context holds; each costs memory before anything else can be checked.
 _MOST_IDS = 1 << 20
 _MOST_MESSAGES = 1 << 16
@@ -81,11 +88,14 @@ def _few_biases(value: object) -> object:
 
 Biases = Annotated[dict[str, float], BeforeValidator(_few_biases)]
 Ids = Annotated[list[int], Field(max_length=_MOST_IDS, fail_fast=True)]
-Part = Annotated[TextPart | ImagePart | InputAudioPart | AudioUrlPart, Field(discriminator="type")]
+Part = Annotated[
+    TextPart | ImagePart | InputAudioPart | AudioUrlPart | RefusalPart,
+    Field(discriminator="type"),
+]
 
 
 class CalledFunction(WireModel):
-    """What was called; the arguments are the text of a JSON object."""
+    """What was called; the arguments are the text of a JSON object, or "" for none."""
 
     name: str
     arguments: str
@@ -104,6 +114,7 @@ class ChatMessage(WireModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | List[Part] | None = None
+    refusal: str | None = None
     tool_calls: List[CalledTool] | None = None
     tool_call_id: str | None = None
 
