@@ -38,6 +38,7 @@ from phi4mm.modelfile.bundle import Bundle
 from phi4mm.prompt.tokenizer import Tokenizer
 
 MEDIA = Path(__file__).parents[1] / "src" / "phi4mm" / "sample" / "media"
+STOCK_SERVER = Path(__file__).with_name("stock_server.py")
 STATES = ("text", "picture", "clip")
 WORDS = (
     *("the", "a", "one", "two", "river", "stone", "light", "green", "old"),
@@ -54,9 +55,10 @@ class Server:
     stop_ids: tuple[int, ...]
 
     def post(self, path: str, body: dict[str, Any]) -> http.client.HTTPResponse:
-        """The answer, whose body is not read yet."""
+        """The answer, whose body is not read yet; reading it to its end closes the connection."""
+        headers = {"Content-Type": "application/json", "Connection": "close"}
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=3600)
-        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        connection.request("POST", path, json.dumps(body), headers)
         answer = connection.getresponse()
         if answer.status != 200:
             raise SystemExit(f"{self.name}: {answer.status} {answer.read().decode()}")
@@ -77,7 +79,8 @@ class Server:
 @contextmanager
 def started(server: Server, command: list[str]) -> Iterator[Server]:
     """A server process that is ready, and ends with the block."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, **quiet) as process:
         try:
             while not server.is_ready():
                 if process.poll() is not None:
@@ -92,31 +95,11 @@ def stock_command(args: argparse.Namespace, decoder: Path, port: int) -> list[st
     """What starts llama.cpp's server."""
     threads, slots = str(args.threads), str(args.slots)
     if args.llama_server is None:
-        command = [sys.executable, __file__, str(decoder), "--stock-port", str(port)]
-        command += ["-t", threads, "-c", str(args.ctx_size)]
-        return [*command, "--clients", slots, "--mixed-clients", slots]
-    command = [str(args.llama_server), "-m", str(decoder), "--port", str(port), "-ngl", "0"]
-    command += ["-t", threads, "-tb", threads, "-np", slots]
+        command = [sys.executable, str(STOCK_SERVER), str(decoder)]
+    else:
+        command = [str(args.llama_server), "-m", str(decoder), "-ngl", "0", "-tb", threads]
+    command += ["--port", str(port), "-t", threads, "-np", slots]
     return [*command, "-c", str(args.ctx_size * args.slots)]
-
-
-def serve_stock(args: argparse.Namespace) -> None:
-    """llama.cpp's server from the carrier, until this process is ended."""
-    import xllamacpp
-
-    params = xllamacpp.CommonParams()
-    params.model.path = str(args.bundle)
-    params.port = args.stock_port
-    params.n_parallel = args.slots
-    params.n_ctx = args.ctx_size * args.slots
-    params.kv_unified = False
-    params.n_gpu_layers = 0
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = args.threads
-    params.ui = False
-    server = xllamacpp.Server(params)
-    print(server.listening_address, flush=True)
-    while True:
-        time.sleep(3600)
 
 
 def question(number: int, n_words: int) -> str:
@@ -257,11 +240,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=9.5, help="for all rounds")
     parser.add_argument("--llama-server", type=Path, help="the stock server's program")
-    parser.add_argument("--stock-port", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.slots = max(*args.clients, *args.mixed_clients)
-    if args.stock_port is not None:
-        serve_stock(args)
     with Bundle.open(args.bundle) as bundle:
         decoder = bundle.decoder.path
         stop_ids = tuple(sorted(Tokenizer(bundle.decoder.file.metadata).stop_ids))
