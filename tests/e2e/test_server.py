@@ -140,9 +140,9 @@ def test_a_repeated_picture_is_cached(client, picture):
 
 
 def test_a_chat_with_a_picture_in_every_turn(client, sample_media):
-    picture = Image.open(sample_media / "picture.png")
+    picture = Image.open(sample_media / "picture.png").resize((320, 200))
     messages, n_cached = [], []
-    for turn in range(5):
+    for turn in range(8):
         stream = io.BytesIO()
         ImageChops.offset(picture, turn + 1).save(stream, "png")
         url = base64.b64encode(stream.getvalue()).decode()
