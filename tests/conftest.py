@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import cache
@@ -16,6 +17,9 @@ from oracle.media import write_media
 if TYPE_CHECKING:
     from parity.fixtures import BundleDir, CheckpointDir, OpenModel, Types
     from phi4mm import Phi4MM
+
+# What this machine has compiled must not decide what the tests see.
+os.environ["PHI4MM_INT16"] = "0"
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
-"""Products of weights with many rows, by numpy's OpenBLAS, as operations of a ggml graph.
+"""Products of weights with many rows outside of ggml, as operations of a ggml graph.
 
 ggml multiplies quantised weights with activations that it quantises as well.  Here a block of
 weights is widened to float32 while it is needed, and the activations stay float32: that is a
 hundred times more exact, and on many machines faster, since the widening is shared by all rows.
+numpy's OpenBLAS multiplies, or the kernel of ``int16_product`` where that was made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from phi4mm.modelfile.ggml_type import GGMLType
-from phi4mm.native import openblas
+from phi4mm.native import int16_product, openblas
 from phi4mm.native.block_type import stored_rows
 from phi4mm.native.library import Library
 
@@ -45,6 +46,7 @@ class BlasProducts:
 
     def __init__(self, library: Library) -> None:
         self._library = library
+        self._int16 = int16_product.load()
         self._failure: BaseException | None = None
         self._callback = library.ffi.callback(
             "ggml_custom_op_t", self._compute, onerror=self._keep_failure
@@ -80,11 +82,16 @@ class BlasProducts:
         weight, x = product.src[0], product.src[1]
         n_in, n_out = x.ne[0], weight.ne[1]
         rows, out = self._rows(x), self._rows(product)
+        kernel = self._int16 if GGMLType(weight.type).block_size > 1 else None
+        quantised = None if kernel is None else kernel.quantised(rows)
         first, last = (n_out * n // n_threads for n in (thread, thread + 1))
         for start in range(first, last, _BLOCK_ROWS):
             stop = min(start + _BLOCK_ROWS, last)
             block = self._widened(weight, start, stop)[:, :n_in]
-            np.matmul(rows, block.T, out=out[:, start:stop])
+            if kernel is None or quantised is None:
+                np.matmul(rows, block.T, out=out[:, start:stop])
+            else:
+                kernel.multiply(quantised, block, out[:, start:stop])
 
     def _rows(self, tensor: Any) -> NDArray[np.float32]:
         """The rows of a contiguous float32 tensor, in place."""
