@@ -3,6 +3,7 @@
 import base64
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -193,3 +194,24 @@ def test_a_port_in_use_is_refused_before_anything_is_loaded(server):
     assert done.returncode == 2
     assert f"cannot listen on 127.0.0.1 port {port}" in done.stderr.splitlines()[-1]
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("flags", [(), ("--log-contents",)])
+def test_the_log_holds_contents_only_where_that_is_asked_for(tiny_path, flags):
+    server = ServerProcess("-m", tiny_path, "--log-format", "json", *flags)
+    try:
+        server.wait_ready()
+        body = {"messages": [{"role": "user", "content": "a secret\n"}], "max_tokens": 2}
+        body["user"] = "x" * 5000
+        answer = server.request("/v1/chat/completions", body)[1]
+    finally:
+        server.stop()
+    lines = [json.loads(line)["message"] for line in server.log]
+    contents = [line for line in lines if "secret" in line or answer["id"] in line]
+    if not flags:
+        assert contents == []
+        return
+    asked, answered = contents
+    assert asked.startswith('/v1/chat/completions asked: {"messages"')
+    assert re.search(r"x \.\.\. \d+ bytes more$", asked)
+    assert answered.startswith("/v1/chat/completions answered: {")

@@ -102,6 +102,11 @@ def _add_safety_options(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--timeout", metavar="S", type=float, default=3600, help="seconds for a request"
     )
+    group.add_argument(
+        "--log-contents",
+        action="store_true",
+        help="log what is asked and answered, 4 KiB of each (default: nothing of it)",
+    )
 
 
 def server_settings(args: argparse.Namespace) -> ServerSettings:
@@ -150,6 +155,7 @@ def server_settings(args: argparse.Namespace) -> ServerSettings:
             path=args.media_path,
             max_bytes=args.max_body << 20,
         ),
+        log_contents=args.log_contents,
     )
 
 

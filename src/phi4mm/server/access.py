@@ -22,6 +22,8 @@ _log = logging.getLogger("phi4mm.access")
 _OPEN_PATHS = ("/health", "/")
 # How much of a body that is too long is read before the connection is closed.
 _DRAIN_FACTOR = 4
+# Of a body that is to be logged; pictures and clips are long and tell nothing.
+_LOGGED_BYTES = 4096
 
 
 class AccessLog:
@@ -69,6 +71,54 @@ class AccessLog:
                 status,
                 extra={"request_id": request_id, "seconds": round(time.monotonic() - began, 3)},
             )
+
+
+class ContentsLog:
+    """Writes a line with what was asked and one with what was answered, where that is wanted."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        asked, answered = _Beginning(), _Beginning()
+
+        async def noting_receive() -> Message:
+            message = await receive()
+            asked.add(message.get("body", b""))
+            return message
+
+        async def noting_send(message: Message) -> None:
+            answered.add(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, noting_receive, noting_send)
+        finally:
+            for word, contents in (("asked", asked), ("answered", answered)):
+                if contents.n_bytes:
+                    _log.info("%s %s: %s", scope["path"], word, contents)
+
+
+class _Beginning:
+    """What is logged of a body: its first bytes, as one printable line."""
+
+    def __init__(self) -> None:
+        self.n_bytes = 0
+        self._kept = b""
+
+    def add(self, data: bytes) -> None:
+        self.n_bytes += len(data)
+        self._kept += data[: _LOGGED_BYTES - len(self._kept)]
+
+    def __str__(self) -> str:
+        text = self._kept.decode(errors="backslashreplace")
+        left = self.n_bytes - len(self._kept)
+        line = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+        return f"{line} ... {left} bytes more" if left else line
 
 
 class KeyCheck:

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from phi4mm.errors import Phi4MMError
 from phi4mm.server import inspection
-from phi4mm.server.access import AccessLog, BodyLimit, KeyCheck
+from phi4mm.server.access import AccessLog, BodyLimit, ContentsLog, KeyCheck
 from phi4mm.server.chat import chat_completions
 from phi4mm.server.completion import completions
 from phi4mm.server.error import ApiError, respond
@@ -63,6 +63,8 @@ def make_app(service: Service) -> Starlette:
         )
     if settings.api_keys:
         middleware.append(Middleware(KeyCheck, keys=settings.api_keys))
+    if settings.log_contents:
+        middleware.append(Middleware(ContentsLog))
     middleware.append(Middleware(BodyLimit, n_bytes=settings.limits.body_bytes))
 
     @asynccontextmanager

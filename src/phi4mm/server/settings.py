@@ -82,6 +82,7 @@ class ServerSettings:
         cors_origins: web pages that may call; empty: none.
         limits: of one request.
         media: where media may come from.
+        log_contents: whether the log holds what is asked and answered.
     """
 
     bundle: BundlePaths
@@ -91,3 +92,4 @@ class ServerSettings:
     cors_origins: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
     media: MediaAccess = field(default_factory=MediaAccess)
+    log_contents: bool = False
