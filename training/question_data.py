@@ -39,21 +39,33 @@ class Question:
         return bool(self.picture.text)
 
 
-def question(rng: random.Random, split: Split, size: Size) -> Question:
+@dataclass(frozen=True)
+class Mixture:
+    """Shares: of pictures with shapes, of counting among their questions, of prices on receipts."""
+
+    shapes: float = SHAPES
+    counts: float = 0.4
+    prices: float = 0.25
+
+
+EVEN = Mixture()
+
+
+def question(rng: random.Random, split: Split, size: Size, mixture: Mixture = EVEN) -> Question:
     """One question about one picture."""
-    if rng.random() < SHAPES:
+    if rng.random() < mixture.shapes:
         picture, shapes = shapes_picture(rng, split, *size)
-        return Question(picture, *shape_question(rng, shapes))
-    return reading(rng, split, size)
+        return Question(picture, *shape_question(rng, shapes, mixture.counts))
+    return reading(rng, split, size, mixture.prices)
 
 
-def reading(rng: random.Random, split: Split, size: Size) -> Question:
+def reading(rng: random.Random, split: Split, size: Size, prices: float = 0.25) -> Question:
     """Read everything, or one price where the lines are those of a receipt."""
     picture = printed(rng, split, *size, lattice(*size, VisionGeometry()))
     lines = [line.split(" ") for line in picture.text.split("\n")]
     items = [line[0] for line in lines]
     receipt = all(len(line) == 2 and "." in line[1] for line in lines)
-    if receipt and len(set(items)) == len(items) and rng.random() < 0.25:
+    if receipt and len(set(items)) == len(items) and rng.random() < prices:
         item, price = rng.choice(lines)
         form = vocabulary()["picture_questions"]["price"]
         return Question(picture, form.format(item=item), price)

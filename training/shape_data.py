@@ -85,8 +85,8 @@ def shapes_picture(
     return Picture(add_noise(image, style, rng), shapes=marks), shapes
 
 
-def shape_question(rng: random.Random, shapes: list[Shape]) -> tuple[str, str]:
-    """A question with one right answer, and the answer."""
+def shape_question(rng: random.Random, shapes: list[Shape], counts: float = 0.4) -> tuple[str, str]:
+    """A question with one right answer, and the answer; at least a share of them counts."""
     forms, v = vocabulary()["picture_questions"], vocabulary()
     names, colours = [s.name for s in shapes], [s.colour for s in shapes]
     askable: list[tuple[str, str]] = []
@@ -97,10 +97,10 @@ def shape_question(rng: random.Random, shapes: list[Shape]) -> tuple[str, str]:
         if colours.count(colour) == 1:
             askable.append((forms["shape"].format(colour=colour), names[colours.index(colour)]))
     counted = rng.choice(names) if rng.random() < 0.75 else rng.choice(v["shapes"])
-    counts = [
+    how_many = [
         (forms["count"].format(shape=counted), str(names.count(counted))),
         (forms["count_all"], str(len(shapes))),
     ]
-    if askable and rng.random() < 0.6:
+    if askable and rng.random() < 1 - counts:
         return rng.choice(askable)
-    return counts[0] if rng.random() < 0.7 else counts[1]
+    return how_many[0] if rng.random() < 0.7 else how_many[1]

@@ -21,12 +21,14 @@ from .initial import adapter_parameters
 from .loop import Group, Schedule
 from .picture_batch import PictureBatch, draw_batch
 from .prompting import Conversation
+from .question_data import Mixture
 from .speech_data import make_batch
 
 PATCHES_PER_BATCH = 1900
 BATCHES_PER_BLOCK = 20
 ADAPTER = "vision"
 SPOKEN = 0.65
+MIXTURE = Mixture(shapes=0.55, counts=0.75, prices=0.5)  # more of what it still gets wrong
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class MixedStage:
         rng = random.Random(f"{self.name} {step}")
         for _ in range(BATCHES_PER_BLOCK):
             pictures = draw_batch(
-                rng, "train", self.model.g.vision, PATCHES_PER_BATCH, self.spoken.can_say
+                rng, "train", self.model.g.vision, PATCHES_PER_BATCH, self.spoken.can_say, MIXTURE
             )
             if rng.random() > SPOKEN:
                 yield MixedBatch(pictures, None)

@@ -76,10 +76,10 @@ class SpeechStage:
             return self.items.draw(rng)
         if kind < 0.3:
             return join_items(self.items, rng, rng.randint(2, 6))
-        if kind < 0.36:
+        if kind < 0.45:
             parts = [self.phrases.draw(rng) for _ in range(rng.randint(2, 7))]
             return joined(parts, [rng.randint(4000, 24000) for _ in parts])
-        return (self.questions if kind < 0.45 else self.phrases).draw(rng)
+        return (self.questions if kind < 0.53 else self.phrases).draw(rng)
 
     def batches(self, step: int) -> Iterator[SpeechBatch]:
         rng, self.step = random.Random(f"{self.name} {step}"), step
