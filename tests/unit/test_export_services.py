@@ -89,9 +89,10 @@ def test_what_lies_in_a_home_folder_is_refused():
 
 
 @pytest.mark.parametrize("flag", ["--mmproj", "--vision-lora", "--speech-lora"])
-def test_every_part_in_a_home_folder_is_refused(flag, capsys, monkeypatch, sample_path):
+def test_every_part_in_a_home_folder_is_refused(flag, capsys, monkeypatch, sample_path, tmp_path):
     monkeypatch.setattr("sys.executable", "/opt/phi4mm/bin/python")
-    assert main(["export", "systemd", "-m", str(sample_path), flag, "/home/me/part.gguf"]) == 2
+    bundle = shutil.copytree(sample_path, tmp_path / "bundle")  # a checkout may be in a home folder
+    assert main(["export", "systemd", "-m", str(bundle), flag, "/home/me/part.gguf"]) == 2
     assert "/home/me/part.gguf: lies in a home folder" in capsys.readouterr().err
 
 
