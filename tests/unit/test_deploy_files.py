@@ -133,3 +133,11 @@ def test_the_site_asks_for_nothing_from_elsewhere():
     assert config["theme"]["name"] == "readthedocs"  # has its fonts with it
     assert config["theme"]["highlightjs"] is False
     assert not {"extra_css", "extra_javascript"} & config.keys()
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=lambda page: page.name)
+def test_no_page_of_the_site_links_to_what_is_not_in_it(page):
+    """`mkdocs build --strict` refuses such a page."""
+    links = re.findall(r"\]\((?!https?:|#)([^)#\s]+)", page.read_text(encoding="utf-8"))
+    assert [link for link in links if not (ROOT / "docs" / link).resolve().exists()] == []
+    assert [link for link in links if link.startswith("..")] == []
